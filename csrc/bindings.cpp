@@ -1,0 +1,88 @@
+// The Python face of csrc: addresses and sizes in, nothing out. Callers (flyk/backends/cpu.py) have checked them.
+#include <pybind11/pybind11.h>
+
+#include "kernels.h"
+#include "parallel.h"
+
+namespace py = pybind11;
+using namespace flyk;
+using Address = std::uintptr_t;
+
+namespace {
+
+template <class T>
+T* at(Address address) {
+  return reinterpret_cast<T*>(address);
+}
+
+Frozen frozen(Address values, Address indices, int64_t rows, int64_t in, int64_t nnz) {
+  return {at<void>(values), at<int32_t>(indices), rows, in, nnz};
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_C, m) {
+  m.doc() = "flyk's kernels for the CPU.";
+  m.def("isa", [] { return kernels().isa; }, "Name of the build of the kernels that serves this process.");
+  m.def("use_pool", [](Address entry) { Pool::entry() = reinterpret_cast<TeamEntry>(entry); }, py::arg("entry"),
+        "Address of GOMP_parallel in the OpenMP runtime that this process already runs, or 0 for none.");
+  m.def("set_threads", [](int threads) { Pool::threads() = threads; }, py::arg("threads"));
+
+  const auto free_gil = py::call_guard<py::gil_scoped_release>();
+  m.def("make_projection",
+        [](int kind, int64_t in, int64_t nnz, float std, uint64_t seed, int64_t first, int64_t rows, Address values,
+           Address indices) {
+          kernels().make_projection({static_cast<Kind>(kind), in, nnz, std, seed, first, rows, at<float>(values),
+                                     at<int32_t>(indices)});
+        },
+        free_gil);
+  m.def("winner_take_all",
+        [](Address y, int dtype, int64_t rows, int64_t n, int64_t k, Address bias, int selection, Address winners,
+           Address indices) {
+          kernels().winner_take_all({at<void>(y), static_cast<DType>(dtype), rows, n, k, at<float>(bias),
+                                     static_cast<Selection>(selection), at<void>(winners), at<int64_t>(indices)});
+        },
+        free_gil);
+  m.def("project",
+        [](Address x, int dtype, int64_t rows, Address values, Address indices, int64_t m, int64_t in, int64_t nnz,
+           int activation, Address y) {
+          kernels().project({at<void>(x), static_cast<DType>(dtype), rows, frozen(values, indices, m, in, nnz),
+                             static_cast<Activation>(activation), at<void>(y)});
+        },
+        free_gil);
+  m.def("project_topk",
+        [](Address x, int dtype, int64_t rows, Address values, Address indices, int64_t m, int64_t in, int64_t nnz,
+           int activation, int64_t k, Address bias, int selection, Address winners, Address winner_indices) {
+          kernels().project_topk({{at<void>(x), static_cast<DType>(dtype), rows, frozen(values, indices, m, in, nnz),
+                                   static_cast<Activation>(activation), nullptr},
+                                  k, at<float>(bias), static_cast<Selection>(selection), at<void>(winners),
+                                  at<int64_t>(winner_indices)});
+        },
+        free_gil);
+  m.def("fly_lora",
+        [](Address x, int dtype, int64_t rows, int64_t out, int64_t k, Address values, Address indices, int64_t r,
+           int64_t in, int64_t nnz, Address base, Address b, Address bias, float scale, int selection, Address y,
+           Address winners, Address winner_indices) {
+          kernels().fly_lora({at<void>(x), static_cast<DType>(dtype), rows, out, k,
+                              frozen(values, indices, r, in, nnz), at<void>(base), at<void>(b), at<float>(bias), scale,
+                              static_cast<Selection>(selection), at<void>(y), at<void>(winners),
+                              at<int64_t>(winner_indices)});
+        },
+        free_gil);
+  m.def("fly_lora_backward",
+        [](Address grad, int dtype, int64_t rows, int64_t out, int64_t k, Address winners, Address winner_indices,
+           Address values, Address indices, int64_t r, int64_t in, int64_t nnz, Address b, float scale, Address grad_x,
+           Address grad_b) {
+          kernels().fly_lora_backward({at<void>(grad), static_cast<DType>(dtype), rows, out, k, at<void>(winners),
+                                       at<int64_t>(winner_indices), frozen(values, indices, r, in, nnz), at<void>(b),
+                                       scale, at<void>(grad_x), at<void>(grad_b)});
+        },
+        free_gil);
+  m.def("winner_gram",
+        [](Address winners, Address indices, Address labels, int64_t rows, int64_t k, int64_t m, int64_t classes,
+           Address g, Address q) {
+          kernels().winner_gram({at<float>(winners), at<int64_t>(indices), at<int64_t>(labels), rows, k, m, classes,
+                                 at<float>(g), at<float>(q)});
+        },
+        free_gil);
+}

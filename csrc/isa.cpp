@@ -1,0 +1,52 @@
+// Which build of the kernels serves this process: the widest that the processor and its system support, or the one
+// that the environment names in FLYK_CPU.
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "kernels.h"
+
+namespace flyk {
+
+namespace baseline { extern const Kernels table; }
+#ifdef FLYK_X86
+namespace avx2 { extern const Kernels table; }
+namespace avx512 { extern const Kernels table; }
+#endif
+
+namespace {
+
+std::vector<const Kernels*> supported() {
+  std::vector<const Kernels*> tables;
+#ifdef FLYK_X86
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    tables.push_back(&avx512::table);
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    tables.push_back(&avx2::table);
+#endif
+  tables.push_back(&baseline::table);
+  return tables;
+}
+
+const Kernels& choose() {
+  const auto tables = supported();
+  const char* forced = std::getenv("FLYK_CPU");
+  if (forced == nullptr || *forced == '\0') return *tables.front();
+  std::string names;
+  for (const Kernels* t : tables) {
+    if (std::string(forced) == t->isa) return *t;
+    names += (names.empty() ? "" : ", ") + std::string(t->isa);
+  }
+  throw std::runtime_error("FLYK_CPU must be one of " + names + " on this processor, got " + forced);
+}
+
+}  // namespace
+
+const Kernels& kernels() {
+  static const Kernels& chosen = choose();
+  return chosen;
+}
+
+}  // namespace flyk

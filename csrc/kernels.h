@@ -1,0 +1,115 @@
+// What csrc offers: one function per operator, on raw pointers, free of torch and of Python.
+//
+// The sources under cpu/ are compiled once per instruction set, each into its own namespace FLYK_ISA with its own
+// Kernels table (table.cpp); kernels() picks one when the library is loaded (isa.cpp). All matrices are row-major and
+// contiguous. The caller has checked shapes; what only the data can tell (an index out of range) the caller checks too.
+#pragma once
+
+#include <cstdint>
+
+namespace flyk {
+
+enum class DType : int { f32 = 0, f64 = 1, bf16 = 2, f16 = 3 };
+enum class Selection : int { magnitude = 0, signed_ = 1, biased_magnitude = 2 };
+enum class Activation : int { none = 0, relu = 1 };
+enum class Kind : int { gaussian = 0, sparse_gaussian = 1, sparse_sign = 2, binary = 3 };
+
+// A frozen matrix (rows, in): dense values (rows, in) with indices null, or nnz entries in each row.
+struct Frozen {
+  const void* values;
+  const int32_t* indices;  // (rows, nnz) or null
+  int64_t rows, in, nnz;
+};
+
+struct WinnerTakeAll {
+  const void* y;  // (rows, n)
+  DType dtype;
+  int64_t rows, n, k;
+  const float* bias;  // (n,) or null; for f64 a const double*
+  Selection selection;
+  void* winners;     // (rows, k), y's dtype
+  int64_t* indices;  // (rows, k)
+};
+
+struct Project {
+  const void* x;  // (rows, in)
+  DType dtype;
+  int64_t rows;
+  Frozen matrix;
+  Activation activation;
+  void* y;  // (rows, matrix.rows)
+};
+
+struct ProjectTopk {
+  Project project;  // y unused
+  int64_t k;
+  const float* bias;
+  Selection selection;
+  void* winners;     // (rows, k)
+  int64_t* indices;  // (rows, k)
+};
+
+struct FlyLora {
+  const void* x;  // (rows, in)
+  DType dtype;
+  int64_t rows, out, k;
+  Frozen matrix;     // r rows
+  const void* base;  // (rows, out) or null; may be y itself
+  const void* b;     // (out, r)
+  const float* bias; // (r,) or null
+  float scale;
+  Selection selection;
+  void* y;           // (rows, out)
+  void* winners;     // (rows, k)
+  int64_t* indices;  // (rows, k)
+};
+
+struct FlyLoraBackward {
+  const void* grad;  // (rows, out)
+  DType dtype;
+  int64_t rows, out, k;
+  const void* winners;     // (rows, k)
+  const int64_t* indices;  // (rows, k)
+  Frozen matrix;
+  const void* b;  // (out, r)
+  float scale;
+  void* grad_x;  // (rows, in) or null
+  void* grad_b;  // (out, r) or null
+};
+
+// The k-winner Gram: row n of phi holds winners at distinct columns; G (m, m) lower triangle += phi^T phi,
+// q (m, classes) += rows of phi summed by label.
+struct WinnerGram {
+  const float* winners;    // (rows, k)
+  const int64_t* indices;  // (rows, k)
+  const int64_t* labels;   // (rows,)
+  int64_t rows, k, m, classes;
+  float* g;
+  float* q;
+};
+
+// Rows first .. first + rows of a frozen projection; see philox.h.
+struct MakeProjection {
+  Kind kind;
+  int64_t in, nnz;
+  float std;
+  uint64_t seed;
+  int64_t first, rows;
+  float* values;     // (rows, nnz), nnz = in for gaussian
+  int32_t* indices;  // (rows, nnz), null for gaussian
+};
+
+struct Kernels {
+  const char* isa;
+  void (*make_projection)(const MakeProjection&);
+  void (*winner_take_all)(const WinnerTakeAll&);
+  void (*project)(const Project&);  // sparse rows only: dense rows are a GEMM, which torch has
+  void (*project_topk)(const ProjectTopk&);
+  void (*fly_lora)(const FlyLora&);
+  void (*fly_lora_backward)(const FlyLoraBackward&);
+  void (*winner_gram)(const WinnerGram&);
+};
+
+const Kernels& kernels();
+
+}  // namespace flyk

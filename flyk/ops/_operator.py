@@ -1,0 +1,119 @@
+"""How an operator of flyk is registered with torch's dispatcher.
+
+Each file of `flyk.ops` makes one `Operator` from five plain functions: the reference (the definition of correct and
+the default kernel on every device), the checks, the shape rule, the backward and what of it to keep. A backend adds a
+faster kernel for one dispatch key; the checks run before it all the same, so no kernel ever sees bad input.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_library = torch.library.Library("flyk", "DEF")
+_WRONG_TYPE = re.compile(r"Expected a value of type '(.+?)' for argument '(\w+)' but instead found type '(.+?)'")
+
+
+class Operator:
+    """One operator of the `flyk` namespace.
+
+    Args:
+        schema: torch schema without the namespace, e.g. ``"ema_(Tensor(a!) bank, Tensor online, ...) -> ()"``.
+        reference: plain PyTorch kernel, registered as CompositeExplicitAutograd.
+        check: called with the operator's arguments by every kernel and by the shape rule; raises before any write.
+            It looks at shapes, dtypes and devices only, so that it can be traced.
+        check_values: the same for what only the data can tell (labels in range); called by kernels alone.
+        fake: the shape rule.
+        backward, setup_context: as `torch.library.register_autograd` wants them.
+        autocast: names of the tensor arguments that autocast lowers to its dtype, as `nn.Linear` does; or
+            a dtype they are raised to. Without it autocast leaves the operator alone.
+    """
+
+    def __init__(
+        self,
+        schema: str,
+        *,
+        reference: Callable[..., Any],
+        fake: Callable[..., Any],
+        check: Callable[..., None] | None = None,
+        check_values: Callable[..., None] | None = None,
+        backward: Callable[..., Any] | None = None,
+        setup_context: Callable[..., None] | None = None,
+        autocast: Sequence[str] = (),
+        autocast_dtype: torch.dtype | None = None,
+    ) -> None:
+        self.name = schema.split("(", 1)[0]
+        self.reference = reference
+        self._checks = [f for f in (check, check_values) if f is not None]
+        _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        self.overload = getattr(torch.ops.flyk, self.name).default
+        self.register(reference, "CompositeExplicitAutograd")
+        checks = self._checks[:1] if check is not None else []
+        torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
+        if backward is not None:
+            torch.library.register_autograd(
+                f"flyk::{self.name}", backward, setup_context=setup_context, lib=_library
+            )
+        if autocast:
+            names = [argument.name for argument in self.overload._schema.arguments]
+            for device in ("CPU", "CUDA"):
+                kernel = _autocast_kernel(self.overload, names, frozenset(autocast), device, autocast_dtype)
+                _library.impl(self.name, kernel, f"Autocast{device}")
+
+    def register(self, kernel: Callable[..., Any], key: str) -> None:
+        """Make `kernel` the one that serves dispatch key `key` ("CPU", "CUDA"); the operator's checks run before it."""
+        _library.impl(self.name, _after(self._checks, kernel), key)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return self.overload(*args, **kwargs)
+        try:
+            return self.overload(*args, **kwargs)
+        except RuntimeError as error:
+            found = _WRONG_TYPE.search(str(error))
+            if found is None:
+                raise
+            wanted, argument, came = found.groups()
+            raise TypeError(f"{self.name}: {argument} must be {wanted}, got {came}") from None
+
+
+def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel`, run only once all `checks` have passed on the same arguments."""
+    if not checks:
+        return kernel
+
+    @functools.wraps(kernel)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for check in checks:
+            check(*args, **kwargs)
+        return kernel(*args, **kwargs)
+
+    return checked
+
+
+def _autocast_kernel(
+    overload: Callable[..., Any], names: list[str], cast: frozenset[str], device: str, dtype: torch.dtype | None
+) -> Callable[..., Any]:
+    """Casts the named floating tensors, then calls the operator below autocast."""
+    exclude = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f"Autocast{device}"))
+
+    def lower(name: str, value: Any) -> Any:
+        if name not in cast or not isinstance(value, Tensor) or not value.is_floating_point():
+            return value
+        if value.dtype == torch.float64:  # as torch's own autocast: float64 is left alone
+            return value
+        return value.to(dtype or torch.get_autocast_dtype(device.lower()))
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(exclude):
+            return overload(
+                *(lower(name, value) for name, value in zip(names, args, strict=False)),
+                **{name: lower(name, value) for name, value in kwargs.items()},
+            )
+
+    return kernel
