@@ -56,9 +56,7 @@ class Operator:
         checks = self._checks[:1] if check is not None else []
         torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
         if backward is not None:
-            torch.library.register_autograd(
-                f"flyk::{self.name}", backward, setup_context=setup_context, lib=_library
-            )
+            torch.library.register_autograd(f"flyk::{self.name}", backward, setup_context=setup_context, lib=_library)
         if autocast:
             names = [argument.name for argument in self.overload._schema.arguments]
             for device in ("CPU", "CUDA"):

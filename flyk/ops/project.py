@@ -33,11 +33,11 @@ def project(
     Raises:
         ValueError, TypeError: a shape, dtype, device, column or name that does not fit.
     """
-    return OPERATOR(x, values, indices, activation=activation, precision=precision)
+    return OPERATOR(x, values, indices, activation, precision)
 
 
 def check(
-    x: Tensor, values: Tensor, indices: Tensor | None = None, *, activation: str = "none", precision: str = "float32"
+    x: Tensor, values: Tensor, indices: Tensor | None = None, activation: str = "none", precision: str = "float32"
 ) -> None:
     _check.at_least_1d("x", x)
     _check.dtype("x", x)
@@ -48,13 +48,13 @@ def check(
     _check.precision(precision, x.device)
 
 
-def check_values(x: Tensor, values: Tensor, indices: Tensor | None = None, **_: str) -> None:
+def check_values(x: Tensor, values: Tensor, indices: Tensor | None = None, *_: object) -> None:
     if indices is not None:
         _check.in_range("indices", indices, x.shape[-1])
 
 
 def reference(
-    x: Tensor, values: Tensor, indices: Tensor | None = None, *, activation: str = "none", precision: str = "float32"
+    x: Tensor, values: Tensor, indices: Tensor | None = None, activation: str = "none", precision: str = "float32"
 ) -> Tensor:
     acc = _check.accumulator(x.dtype)
     y = _product(x.to(acc), values.to(acc), indices, precision)
@@ -93,14 +93,13 @@ def dense(values: Tensor, indices: Tensor | None, in_features: int) -> Tensor:
     return values.new_zeros(values.shape[0], in_features).scatter_(1, indices.long(), values)
 
 
-def fake(x: Tensor, values: Tensor, indices: Tensor | None = None, **_: str) -> Tensor:
+def fake(x: Tensor, values: Tensor, indices: Tensor | None = None, *_: object) -> Tensor:
     return x.new_empty(*x.shape[:-1], values.shape[0])
 
 
-def setup_context(ctx, inputs, keyword_only_inputs, output) -> None:
-    x, values, indices = (*inputs, None)[:3]
-    relu = keyword_only_inputs.get("activation", "none") == "relu"
-    ctx.save_for_backward(values, indices, output if relu else None)
+def setup_context(ctx, inputs, output) -> None:
+    x, values, indices, activation, _ = inputs
+    ctx.save_for_backward(values, indices, output if activation == "relu" else None)
     ctx.in_features = x.shape[-1]
 
 
@@ -108,7 +107,7 @@ def backward(ctx, grad: Tensor):
     values, indices, y = ctx.saved_tensors
     if y is not None:
         grad = grad * (y > 0)
-    return project_backward(grad, values, indices, ctx.in_features), None, None
+    return project_backward(grad, values, indices, ctx.in_features), None, None, None, None
 
 
 def project_backward(grad: Tensor, values: Tensor, indices: Tensor | None, in_features: int) -> Tensor:
@@ -133,8 +132,7 @@ BACKWARD = Operator(
     fake=fake_backward,
 )
 OPERATOR = Operator(
-    "project(Tensor x, Tensor values, Tensor? indices=None, *, str activation='none', str precision='float32')"
-    " -> Tensor",
+    "project(Tensor x, Tensor values, Tensor? indices=None, str activation='none', str precision='float32') -> Tensor",
     reference=reference,
     check=check,
     check_values=check_values,

@@ -1,0 +1,198 @@
+"""ensemble: the largest softmax over the online head and the EMA heads of each row's expert."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flyk.ops import _check
+from flyk.ops._operator import Operator
+
+
+def ensemble(
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None = None,
+) -> Tensor:
+    """TE2's prediction: the elementwise maximum of the softmax of n + 1 heads.
+
+    ``p[i] = max(softmax(W h_i + b), max_j softmax(W^(e_i, j) h_i + b^(e_i, j)))``, arXiv 2602.01976, Eq. 8 to 10.
+    Rows of p are scores and need not sum to 1.
+
+    Args:
+        h: (N, d) float32, float64, bfloat16 or float16, any strides.
+        online_weight, online_bias: (C, d) and (C,) the shared head, in h's dtype; the bias may be None.
+        bank_weight, bank_bias: (E, n, C, d) and (E, n, C) the n EMA heads of each of E experts; the bias may be None.
+        expert_ids: (N,) int64 from 0 to E - 1, the expert of each row.
+        seen: (C,) bool; a class that is False gets probability 0 and no part in the softmax. None for all.
+
+    Returns:
+        p: (N, C) in h's dtype; softmax is taken in float32 for half types. Differentiable in h and the heads; the
+        backward computes the softmax again and keeps none.
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device or expert id that does not fit, or no class seen.
+    """
+    return OPERATOR(h, online_weight, online_bias, bank_weight, bank_bias, expert_ids, seen)
+
+
+def check(
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None = None,
+) -> None:
+    _check.dtype("h", h)
+    _check.shape("h", h, "N", "d")
+    _check.shape("online_weight", online_weight, "C", h.shape[1])
+    classes = online_weight.shape[0]
+    _check.shape("bank_weight", bank_weight, "E", "n", classes, h.shape[1])
+    if online_bias is not None:
+        _check.shape("online_bias", online_bias, classes)
+    if bank_bias is not None:
+        _check.shape("bank_bias", bank_bias, *bank_weight.shape[:3])
+    _check.alike(
+        h=h, online_weight=online_weight, online_bias=online_bias, bank_weight=bank_weight, bank_bias=bank_bias
+    )
+    _check.dtype("expert_ids", expert_ids, (torch.int64,))
+    _check.shape("expert_ids", expert_ids, h.shape[0])
+    if seen is not None:
+        _check.dtype("seen", seen, (torch.bool,))
+        _check.shape("seen", seen, classes)
+    _check.same_device(h=h, expert_ids=expert_ids, seen=seen)
+
+
+def check_values(
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None = None,
+) -> None:
+    _check.in_range("expert_ids", expert_ids, bank_weight.shape[0])
+    if seen is not None and seen.device.type == "cpu" and seen.numel() > 0 and not seen.any():
+        raise ValueError("seen must mark at least one class, got none")
+
+
+def reference(
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None = None,
+) -> Tensor:
+    p = h.new_zeros(h.shape[0], online_weight.shape[0])
+    for expert, rows in _groups(expert_ids):
+        weight, bias = _heads(online_weight, online_bias, bank_weight, bank_bias, expert)
+        p[rows] = _softmax(h[rows], weight, bias, seen).amax(1).to(h.dtype)
+    return p
+
+
+def _groups(expert_ids: Tensor) -> list[tuple[int, Tensor]]:
+    """Each expert that has rows, and those rows."""
+    return [(e, (expert_ids == e).nonzero().squeeze(1)) for e in expert_ids.unique().tolist()]
+
+
+def _heads(
+    online_weight: Tensor, online_bias: Tensor | None, bank_weight: Tensor, bank_bias: Tensor | None, expert: int
+) -> tuple[Tensor, Tensor]:
+    """The online head and an expert's EMA heads, stacked: (n + 1, C, d) and (n + 1, C)."""
+    weight = torch.cat((online_weight.unsqueeze(0), bank_weight[expert]))
+    zero = weight.new_zeros(weight.shape[:2])
+    online = zero[:1] if online_bias is None else online_bias.unsqueeze(0)
+    return weight, torch.cat((online, zero[1:] if bank_bias is None else bank_bias[expert]))
+
+
+def _softmax(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor | None) -> Tensor:
+    """The softmax of each head of each row, (N, n + 1, C), in the accumulator's dtype."""
+    acc = _check.accumulator(h.dtype)
+    logits = F.linear(h.to(acc), weight.flatten(0, 1).to(acc), bias.flatten().to(acc)).unflatten(1, bias.shape)
+    return (logits if seen is None else logits.masked_fill(~seen, -torch.inf)).softmax(-1)
+
+
+def fake(h: Tensor, online_weight: Tensor, *_: Tensor | None) -> Tensor:
+    return h.new_empty(h.shape[0], online_weight.shape[0])
+
+
+def setup_context(ctx, inputs, output) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def backward(ctx, grad: Tensor):
+    grads = BACKWARD(grad, *ctx.saved_tensors)
+    return *(g if need else None for g, need in zip(grads, ctx.needs_input_grad[:5], strict=True)), None, None
+
+
+def reference_backward(
+    grad: Tensor,
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    acc = _check.accumulator(h.dtype)
+    shapes = h.shape, online_weight.shape, online_weight.shape[:1], bank_weight.shape, bank_weight.shape[:3]
+    grads = [h.new_zeros(shape, dtype=acc) for shape in shapes]
+    for expert, rows in _groups(expert_ids):
+        weight, bias = _heads(online_weight, online_bias, bank_weight, bank_bias, expert)
+        p = _softmax(h[rows], weight, bias, seen)
+        # The gradient goes to the head that gave the maximum, then back through its softmax.
+        best = p.argmax(1, keepdim=True)
+        grad_p = torch.zeros_like(p).scatter_(1, best, grad[rows].to(acc).unsqueeze(1))
+        grad_logits = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
+        grads[0][rows] = grad_logits.flatten(1) @ weight.flatten(0, 1).to(acc)
+        grad_weight = (grad_logits.flatten(1).t() @ h[rows].to(acc)).view_as(weight)
+        grad_bias = grad_logits.sum(0)
+        grads[1] += grad_weight[0]
+        grads[2] += grad_bias[0]
+        grads[3][expert] = grad_weight[1:]
+        grads[4][expert] = grad_bias[1:]
+    return tuple(g.to(h.dtype) for g in grads)
+
+
+def fake_backward(
+    grad: Tensor,
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    expert_ids: Tensor,
+    seen: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    shapes = h.shape, online_weight.shape, online_weight.shape[:1], bank_weight.shape, bank_weight.shape[:3]
+    return tuple(h.new_empty(shape) for shape in shapes)
+
+
+BACKWARD = Operator(
+    "ensemble_backward(Tensor grad, Tensor h, Tensor online_weight, Tensor? online_bias, Tensor bank_weight, "
+    "Tensor? bank_bias, Tensor expert_ids, Tensor? seen) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    reference=reference_backward,
+    fake=fake_backward,
+)
+OPERATOR = Operator(
+    "ensemble(Tensor h, Tensor online_weight, Tensor? online_bias, Tensor bank_weight, Tensor? bank_bias, "
+    "Tensor expert_ids, Tensor? seen=None) -> Tensor",
+    reference=reference,
+    check=check,
+    check_values=check_values,
+    fake=fake,
+    setup_context=setup_context,
+    backward=backward,
+    autocast=("h", "online_weight", "online_bias", "bank_weight", "bank_bias"),
+)

@@ -1,0 +1,92 @@
+"""gram_: the statistics of ridge regression, added to in place."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from flyk.ops import _check
+from flyk.ops._operator import Operator
+from flyk.ops.project import rounded
+
+PANEL = 1024  # rows of G updated by one product: large enough for GEMM, small enough to skip most of the upper half
+
+
+def gram_(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *, precision: str = "float32") -> None:
+    """In place: ``G += phiᵀ phi`` and ``Q[:, c] += Σ phi[n] over the rows n with label c``.
+
+    REAR's statistics, arXiv 2602.01976, Eq. 2, for one-hot labels. Only the lower triangle of G, diagonal included,
+    is meant; what stands above it is unspecified. Records no gradient.
+
+    Args:
+        G: (M, M) float32 or float64, contiguous.
+        Q: (M, T) in G's dtype, contiguous.
+        phi: (N, M) float32, float64, bfloat16 or float16, any strides.
+        labels: (N,) int64 from 0 to T - 1.
+        precision: "float32" (as exact as G's dtype allows), "bf16" (phi rounded to bfloat16, sums in G's dtype),
+            "bf16x3" (three products of bfloat16 parts) or "tf32" (CUDA only). Q is always summed exactly.
+
+    Raises:
+        ValueError, TypeError: a shape, dtype, device, label or name that does not fit; G and Q are then as before.
+    """
+    OPERATOR(G, Q, phi, labels, precision)
+
+
+def check(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, precision: str = "float32") -> None:
+    _check.dtype("phi", phi)
+    _check.shape("phi", phi, "N", "M")
+    check_statistics(G, Q, phi.shape[1])
+    check_labels(labels, phi.shape[0], G)
+    _check.same_device(G=G, phi=phi)
+    _check.precision(precision, G.device)
+
+
+def check_statistics(G: Tensor, Q: Tensor, m: int) -> None:
+    _check.dtype("G", G, _check.ACCUMULATORS)
+    _check.shape("G", G, m, m)
+    _check.shape("Q", Q, m, "T")
+    _check.alike(G=G, Q=Q)
+    for name, tensor in (("G", G), ("Q", Q)):
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+
+
+def check_labels(labels: Tensor, rows: int, G: Tensor) -> None:
+    _check.dtype("labels", labels, (torch.int64,))
+    _check.shape("labels", labels, rows)
+    _check.same_device(G=G, labels=labels)
+
+
+def check_values(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *_: object) -> None:
+    _check.in_range("labels", labels, Q.shape[1])
+
+
+def reference(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, precision: str = "float32") -> None:
+    phi = phi.to(G.dtype)
+    Q.addmm_(phi.t(), F.one_hot(labels, Q.shape[1]).to(Q.dtype))
+    high = phi if precision in ("float32", "tf32") else rounded(phi)
+    _add_lower(G, high, high)
+    if precision == "bf16x3":
+        low = rounded(phi - high)
+        _add_lower(G, high, low)
+        _add_lower(G, low, high)
+
+
+def _add_lower(G: Tensor, left: Tensor, right: Tensor) -> None:
+    for begin in range(0, G.shape[0], PANEL):
+        end = min(begin + PANEL, G.shape[0])
+        G[begin:end, :end].addmm_(left[:, begin:end].t(), right[:, :end])
+
+
+def fake(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, precision: str = "float32") -> None:
+    return None
+
+
+OPERATOR = Operator(
+    "gram_(Tensor(a!) G, Tensor(b!) Q, Tensor phi, Tensor labels, str precision='float32') -> ()",
+    reference=reference,
+    check=check,
+    check_values=check_values,
+    fake=fake,
+)
