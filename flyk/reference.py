@@ -8,24 +8,29 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from flyk import ops
 
-__all__ = list(ops.__all__)
+__all__ = ops.__all__
 
 
 def _twin(name: str) -> Callable[..., Any]:
     module = importlib.import_module(f"flyk.ops.{name}")
     public = getattr(ops, name)
+    signature = inspect.signature(public)
 
     @functools.wraps(public)
     def reference(*args: Any, **kwargs: Any) -> Any:
-        module.check(*args, **kwargs)
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        positional = tuple(bound.arguments.values())
+        module.check(*positional)
         if hasattr(module, "check_values"):
-            module.check_values(*args, **kwargs)
-        result = module.reference(*args, **kwargs)
+            module.check_values(*positional)
+        result = module.reference(*positional)
         return result[0] if name == "fly_lora" else result
 
     return reference

@@ -24,7 +24,7 @@ from flyk.ops.fly_lora import fake_backward as empty_gradients
 from flyk.ops.project import reference as reference_project
 
 try:
-    from flyk import _C
+    _C: Any = importlib.import_module("flyk._C")
 except ImportError as error:
     note = Path(__file__).parents[1] / "_build_failure.txt"
     reason = note.read_text().strip() if note.exists() else str(error)

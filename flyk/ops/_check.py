@@ -95,7 +95,7 @@ def in_range(name: str, ids: Tensor, n: int) -> None:
     if ids.numel() == 0:
         return
     if ids.device.type != "cpu":
-        torch._assert_async(((ids >= 0) & (ids < n)).all())
+        torch.ops.aten._assert_async(((ids >= 0) & (ids < n)).all())
         return
     low, high = (int(v) for v in torch.aminmax(ids))
     if low < 0 or high >= n:

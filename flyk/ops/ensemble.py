@@ -144,7 +144,7 @@ def reference_backward(
     bank_bias: Tensor | None,
     expert_ids: Tensor,
     seen: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     acc = _check.accumulator(h.dtype)
     shapes = h.shape, online_weight.shape, online_weight.shape[:1], bank_weight.shape, bank_weight.shape[:3]
     grads = [h.new_zeros(shape, dtype=acc) for shape in shapes]
@@ -174,7 +174,7 @@ def fake_backward(
     bank_bias: Tensor | None,
     expert_ids: Tensor,
     seen: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     shapes = h.shape, online_weight.shape, online_weight.shape[:1], bank_weight.shape, bank_weight.shape[:3]
     return tuple(h.new_empty(shape) for shape in shapes)
 

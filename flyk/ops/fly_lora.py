@@ -121,16 +121,15 @@ def fake(
 
 
 def setup_context(ctx, inputs, output) -> None:
-    x, base, values, indices, B, _, _, ctx.scale, _ = inputs
+    x, _, values, indices, B, _, _, ctx.scale, _ = inputs
     _, winners, winner_indices = output
     ctx.mark_non_differentiable(winners, winner_indices)
     ctx.save_for_backward(winners, winner_indices, values, indices, B)
     ctx.in_features = x.shape[-1]
-    ctx.has_base = base is not None
 
 
 def backward(ctx, grad: Tensor, *_: Tensor | None):
-    need_x, need_base, _, _, need_B, *_ = ctx.needs_input_grad
+    need_x, need_base, need_B = (ctx.needs_input_grad[i] for i in (0, 1, 4))
     winners, winner_indices, values, indices, B = ctx.saved_tensors
     grad_x = grad_B = None
     if need_x or need_B:

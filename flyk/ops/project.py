@@ -66,10 +66,8 @@ def _product(x: Tensor, values: Tensor, indices: Tensor | None, precision: str) 
         return _product(rounded(x), rounded(values), indices, "float32")
     if precision == "bf16x3":
         x_high, v_high = rounded(x), rounded(values)
-        return sum(
-            _product(a, b, indices, "bf16")
-            for a, b in ((x_high, v_high), (x_high, values - v_high), (x - x_high, v_high))
-        )
+        low = _product(x_high, values - v_high, indices, "bf16") + _product(x - x_high, v_high, indices, "bf16")
+        return low + _product(x_high, v_high, indices, "float32")
     if indices is None:
         return F.linear(x, values)
     # A bag is a row of R: the sum over its entries of value times column, which reads no other column of x.
