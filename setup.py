@@ -2,56 +2,88 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
-FAILURE = "_build_failure.txt"  # read by flyk.backends
+FAILURE = "_build_failure.txt"  # read by flyk.backends.cpu
 
 
 class CMakeBuild(build_ext):
-    def build_extension(self, ext: Extension) -> None:
-        target = Path(self.get_ext_fullpath(ext.name)).resolve().parent
-        target.mkdir(parents=True, exist_ok=True)
-        failure = target / FAILURE
-        failure.unlink(missing_ok=True)
-        try:
-            self._cmake(target)
-        except (OSError, ImportError, subprocess.CalledProcessError) as error:
-            reason = _reason(error)
-            failure.write_text(reason + "\n")
-            print(f"flyk: the CPU kernels were not built ({reason}); plain PyTorch will serve", file=sys.stderr)
+    """Leaves in the package the extension, or a note of why there is none; never what an earlier build left."""
 
-    def _cmake(self, target: Path) -> None:
+    def run(self) -> None:
+        library = Path(self.get_ext_fullpath(self.extensions[0].name))
+        note = library.with_name(FAILURE)
+        built = reason = None
+        try:
+            built = self._cmake(library.name)
+        except (ImportError, OSError, subprocess.CalledProcessError) as error:
+            reason = _reason(error)
+            print(f"flyk: the CPU kernels were not built ({reason}); plain PyTorch will serve", file=sys.stderr)
+        library.parent.mkdir(parents=True, exist_ok=True)
+        # A library that is in use is unlinked and not overwritten: its processes keep the old one.
+        for stale in (library, note):
+            stale.unlink(missing_ok=True)
+        if built is None:
+            note.write_text(f"{reason}\n")
+        else:
+            shutil.copy(built, library)
+
+    def _cmake(self, name: str) -> Path:
+        """Compile in the temporary folder; the path of the library there."""
         import pybind11
 
         build = Path(self.build_temp).resolve()
-        build.mkdir(parents=True, exist_ok=True)
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DPython_EXECUTABLE={sys.executable}",
             f"-Dpybind11_DIR={pybind11.get_cmake_dir()}",
-            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={target}",
+            f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={build}",
         ]  # fmt: skip
-        for command in (configure, ["cmake", "--build", str(build)]):
-            subprocess.run(command, check=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # cmake and ninja may stand beside a Python that is not on the path.
+        env = {**os.environ, "PATH": os.pathsep.join((os.environ.get("PATH", ""), sysconfig.get_path("scripts")))}
+        # CMake never forgets the compiler it first saw, so what was configured otherwise begins anew.
+        tools = [shutil.which(tool, path=env["PATH"]) for tool in ("cmake", "ninja")]
+        key = repr((configure, tools, os.environ.get("CXX"), os.environ.get("CXXFLAGS")))
+        configured = build / "configured.txt"
+        if not configured.exists() or configured.read_text() != key:
+            shutil.rmtree(build, ignore_errors=True)
+            build.mkdir(parents=True)
+            _run(configure, env)
+            configured.write_text(key)
+        _run(["cmake", "--build", str(build)], env)
+        if not (build / name).exists():
+            raise FileNotFoundError(f"CMake made no {name}")
+        return build / name
 
     def get_outputs(self) -> list[str]:
-        # The extension may be absent, and the note of why may stand in its place.
-        return [o for o in super().get_outputs() if Path(o).exists()]
+        return [path for path in super().get_outputs() if Path(path).exists()]
+
+    def get_output_mapping(self) -> dict[str, str]:
+        return {path: here for path, here in super().get_output_mapping().items() if Path(here).exists()}
+
+
+def _run(command: list[str], env: dict[str, str]) -> None:
+    subprocess.run(command, check=True, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _reason(error: Exception) -> str:
-    """The line of a failed build that tells most."""
+    """A failed build in a line: from its first error on, as much as a reader needs."""
     if not isinstance(error, subprocess.CalledProcessError):
         return str(error)
-    lines = [line.strip() for line in (error.stdout or "").splitlines() if line.strip()]
-    telling = [line for line in lines if "error" in line.lower()]
-    return (telling or lines or [f"{error.cmd[0]} exited with {error.returncode}"])[0]
+    print(error.stdout, file=sys.stderr)
+    lines = error.stdout.splitlines() or [f"{error.cmd[0]} exited with {error.returncode}"]
+    first = next((i for i, line in enumerate(lines) if "error" in line.lower()), 0)
+    text = " ".join(" ".join(lines[first : first + 6]).split())
+    return text if len(text) <= 240 else text[:240] + " ..."
 
 
 setup(ext_modules=[Extension("flyk._C", sources=[])], cmdclass={"build_ext": CMakeBuild})
