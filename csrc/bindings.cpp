@@ -1,6 +1,8 @@
 // The Python face of csrc: addresses and sizes in, nothing out. Callers (flyk/backends/cpu.py) have checked them.
 #include <pybind11/pybind11.h>
 
+#define FLYK_ISA baseline  // any build's Philox will do: make_projection holds them to one another
+#include "cpu/philox.h"
 #include "kernels.h"
 #include "parallel.h"
 
@@ -27,6 +29,14 @@ PYBIND11_MODULE(_C, m) {
   m.def("use_pool", [](Address entry) { Pool::entry() = reinterpret_cast<TeamEntry>(entry); }, py::arg("entry"),
         "Address of GOMP_parallel in the OpenMP runtime that this process already runs, or 0 for none.");
   m.def("set_threads", [](int threads) { Pool::threads() = threads; }, py::arg("threads"));
+
+  m.def(
+      "philox",
+      [](uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3, uint32_t k0, uint32_t k1) {
+        baseline::philox(c0, c1, c2, c3, k0, k1);
+        return py::make_tuple(c0, c1, c2, c3);
+      },
+      "Philox-4x32-10 of four counter words and two key words, for its known-answer test.");
 
   const auto free_gil = py::call_guard<py::gil_scoped_release>();
   m.def("make_projection",
