@@ -22,6 +22,7 @@ from flyk.ops.expand_gram_ import BLOCK
 from flyk.ops.expand_gram_ import reference as reference_expand_gram_
 from flyk.ops.fly_lora import fake_backward as empty_gradients
 from flyk.ops.project import reference as reference_project
+from flyk.ops.ridge_solve import check_factor
 
 try:
     _C: Any = importlib.import_module("flyk._C")
@@ -44,7 +45,7 @@ SERVED = {
     "fly_lora": "csrc",
     "gram_": "reference: GEMM panels of the lower triangle, which PyTorch's library does best",
     "expand_gram_": f"csrc up to {SCATTER_DENSITY:.0%} winners in float32; else the reference's GEMM panels",
-    "ridge_solve": "reference: LAPACK's Cholesky",
+    "ridge_solve": "LAPACK's Cholesky, in place",
     "ema_": "reference",
     "ensemble": "reference: one GEMM for each expert present",
     "masked_cross_entropy": "reference",
@@ -214,8 +215,20 @@ def expand_gram_(
         _call(_C.winner_gram, winners, at, ids.contiguous(), len(rows), k, m, classes, G, Q)
 
 
+def ridge_solve(G: Tensor, Q: Tensor, ridge: float) -> Tensor:
+    # The transpose of a row-major copy is what LAPACK wants, so it is factored in place: one copy of G where the
+    # reference makes three.
+    factor = G.clone(memory_format=torch.contiguous_format).mT
+    factor.diagonal().add_(ridge)
+    fault = torch.empty((), dtype=torch.int32)
+    torch.linalg.cholesky_ex(factor, upper=True, out=(factor, fault))
+    check_factor(fault, ridge)
+    half = torch.linalg.solve_triangular(factor.mT, Q, upper=False)
+    return torch.linalg.solve_triangular(factor, half, upper=True).contiguous()
+
+
 def _register() -> None:
-    for kernel in (project, winner_take_all, project_topk, fly_lora, expand_gram_):
+    for kernel in (project, winner_take_all, project_topk, fly_lora, expand_gram_, ridge_solve):
         importlib.import_module(f"flyk.ops.{kernel.__name__}").OPERATOR.register(kernel, "CPU")
     importlib.import_module("flyk.ops.fly_lora").BACKWARD.register(fly_lora_backward, "CPU")
 

@@ -45,9 +45,13 @@ def reference(G: Tensor, Q: Tensor, ridge: float) -> Tensor:
     shifted = G.clone(memory_format=torch.contiguous_format)
     shifted.diagonal().add_(ridge)
     factor, fault = torch.linalg.cholesky_ex(shifted)
+    check_factor(fault, ridge)
+    return torch.cholesky_solve(Q, factor).contiguous()
+
+
+def check_factor(fault: Tensor, ridge: float) -> None:
     if int(fault):
         raise ValueError(f"ridge must make G + ridge I positive definite, got {ridge}: pivot {int(fault)} is not")
-    return torch.cholesky_solve(Q, factor).contiguous()
 
 
 def fake(G: Tensor, Q: Tensor, ridge: float) -> Tensor:
