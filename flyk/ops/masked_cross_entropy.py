@@ -65,7 +65,7 @@ def reference_backward(grad: Tensor, logits: Tensor, target: Tensor) -> Tensor:
     p = logits[:, classes].to(_check.accumulator(logits.dtype)).softmax(1)
     p[torch.arange(len(target), device=p.device), place] -= 1
     out = fake_backward(grad, logits, target).zero_()
-    out[:, classes] = (p * (grad / max(len(target), 1))).to(logits.dtype)
+    out[:, classes] = (p * (grad.to(p.dtype) / max(len(target), 1))).to(logits.dtype)
     return out
 
 
