@@ -1,0 +1,85 @@
+"""flyk check: every operator on the backend that serves it, against the plain reference in float64."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import typer
+from tqdm import tqdm
+
+from flyk.check import SUBJECTS, Result, cases_of, check_case, serving
+
+
+def check(
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    op: Annotated[
+        list[str] | None,
+        typer.Option(help="Operator to check; may be repeated or a list with commas.", show_default="all"),
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Every seventh case only.")] = False,
+) -> None:
+    """Hold every operator, as it is served here, against the plain reference in float64.
+
+    Prints the largest error of each as a share of what rounding may cost, and exits with 1 if any exceeds it.
+    """
+    try:
+        operators, on = chosen(op), usable(device)
+    except ValueError as error:
+        typer.echo(f"flyk check: {error}", err=True)
+        raise typer.Exit(2) from None
+    cases = [case for operator in operators for case in cases_of(operator, quick=quick)]
+    results: list[Result] = []
+    try:
+        for case in tqdm(cases, disable=None, unit="case", leave=False):
+            results.append(check_case(case, on))
+    except KeyboardInterrupt:
+        typer.echo(f"flyk check: interrupted after {len(results)} of {len(cases)} cases", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(table(results, on.type))
+    failed = [result for result in results if not result.passed]
+    for result in failed:
+        typer.echo(f"FAILED {result}")
+    typer.echo(f"{len(results)} cases, {len(results) - len(failed)} passed, {len(failed)} failed")
+    if failed:
+        raise typer.Exit(1)
+
+
+def chosen(op: list[str] | None) -> list[str]:
+    """The operators that `--op` names, in the order of the whole list."""
+    names = [name.strip() for entry in op or [] for name in entry.split(",")]
+    for name in names:
+        if name not in SUBJECTS:
+            raise ValueError(f"--op must be among {', '.join(SUBJECTS)}, got {name!r}")
+    return [name for name in SUBJECTS if not names or name in names]
+
+
+def usable(device: str) -> torch.device:
+    """The device, if this machine has it."""
+    try:
+        on = torch.device(device)
+    except RuntimeError:
+        on = torch.device("meta")
+    if on.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device must be cpu, cuda or cuda:N, got {device!r}")
+    if on.type == "cuda" and (on.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"--device must be on this machine, which has {torch.cuda.device_count()} GPUs, got {device!r}"
+        )
+    return on
+
+
+def table(results: list[Result], device: str) -> str:
+    """A line for each operator and for its gradient: who served it, how many cases, the largest error and where."""
+    groups: dict[tuple[str, str], list[Result]] = {}
+    for result in results:
+        kind = " gradient" if result.case.gradient else ""
+        groups.setdefault((result.case.operator, kind), []).append(result)
+    lines = [f"{'operator':30} {'served by':>10} {'cases':>6} {'failed':>6} {'error / allowed':>15}  worst case"]
+    for (operator, kind), group in groups.items():
+        worst = max(group, key=lambda result: result.share)
+        failed = sum(not result.passed for result in group)
+        inputs = worst.case.name.removeprefix(operator + kind + " ") if worst.share else "none: every bit agrees"
+        counts = f"{serving(operator, device):>10} {len(group):6} {failed:6}"
+        lines.append(f"{operator + kind:30} {counts} {worst.share:15.3f}  {inputs}")
+    return "\n".join(lines)
