@@ -1,0 +1,84 @@
+"""What the adapters share: a frozen base, a frozen random A, a trained B, and merging into an nn.Linear."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from flyk.nn import _check
+from flyk.nn.random_projection import RandomProjection
+from flyk.ops._check import accumulator
+from flyk.ops.project import dense
+
+
+class Adapter(nn.Module):
+    """A base and an update of low rank: A (rank, in) is frozen and random, B (out, rank) is trained from zero.
+
+    The base is frozen too. B and A are made on its device and in its dtype.
+    """
+
+    base: nn.Module | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        rank: int,
+        *,
+        nnz: int,
+        alpha: float | None,
+        base: nn.Module | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self.in_features = _check.integer("in_features", in_features, 1)
+        self.out_features = _check.integer("out_features", out_features, 1)
+        self.alpha = 2.0 * rank if alpha is None else _check.number("alpha", alpha, 0)
+        self.scale = self.alpha / rank
+        self._check_base(base)
+        parameters = () if base is None else base.parameters()
+        like = next((p for p in parameters if p.is_floating_point()), torch.empty(0))
+        self.B = nn.Parameter(like.new_zeros(out_features, rank))
+        self.projection = RandomProjection(
+            in_features, rank, kind="sparse_gaussian", nnz=nnz, std=1 / rank, seed=seed
+        ).to(self.B)
+        self.base = None if base is None else base.requires_grad_(False)
+
+    def _check_base(self, base: object) -> None:
+        if base is None:
+            return
+        if not isinstance(base, nn.Module):
+            raise TypeError(f"base must be a module or None, got {type(base).__name__}")
+        for name in ("in_features", "out_features"):
+            have, wanted = getattr(base, name, getattr(self, name)), getattr(self, name)
+            if have != wanted:
+                raise ValueError(f"base must have {name} {wanted}, got {have}")
+
+    def _delta(self, B: Tensor) -> Tensor:
+        """alpha / rank * B A, (out, in), in the dtype in which products of B's dtype are summed."""
+        acc = accumulator(B.dtype)
+        A = dense(self.projection.values.to(acc), self.projection.indices, self.in_features)
+        return self.scale * (B.to(acc) @ A)
+
+    @torch.no_grad()
+    def _merge(self, delta: Tensor) -> nn.Linear:
+        """A new nn.Linear of the base's weight plus delta, with the base's bias."""
+        weight, bias = self.B.new_zeros(self.out_features, self.in_features), None
+        if self.base is not None:
+            weight, bias = getattr(self.base, "weight", None), getattr(self.base, "bias", None)
+            if not (isinstance(self.base, nn.Linear) and isinstance(weight, Tensor) and weight.is_floating_point()):
+                raise TypeError(
+                    f"base must be an nn.Linear of floating weights to merge, got {type(self.base).__name__}"
+                )
+        linear = nn.Linear(self.in_features, self.out_features, bias=bias is not None, device="meta")
+        linear.weight = nn.Parameter((weight + delta).to(weight.dtype))
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().clone())
+        return linear
+
+    def extra_repr(self) -> str:
+        p = self.projection
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, rank={self.B.shape[1]}, "
+            f"nnz={p.nnz}, alpha={self.alpha:g}"
+        )

@@ -1,0 +1,147 @@
+"""Bad arguments of every layer: one sentence that names the argument, what came and what was wanted."""
+
+import pytest
+import torch
+from torch import nn
+
+from flyk.nn import REAR, FlyLoRALinear, TaskGatedFlyLoRALinear, TE2Head
+
+NAN, F = float("nan"), torch.zeros
+
+
+def fly(**options):
+    return FlyLoRALinear(**{"in_features": 8, "out_features": 4, "r": 4, "k": 2} | options)
+
+
+def gated(**options):
+    return TaskGatedFlyLoRALinear(**{"in_features": 8, "out_features": 4, "rank": 4, "num_experts": 2} | options)
+
+
+def rear(**options):
+    return REAR(**{"in_features": 8, "num_experts": 3, "expansion": 16} | options)
+
+
+def te2(**options):
+    return TE2Head(**{"in_features": 8, "num_classes": 4, "num_experts": 3} | options)
+
+
+def started():
+    head = te2()
+    head.start_expert(1)
+    return head
+
+
+LONG = torch.int64
+CASES = [
+    # FlyLoRALinear
+    (lambda: fly(in_features=0), ValueError, r"in_features must be at least 1, got 0"),
+    (lambda: fly(in_features="8"), TypeError, r"in_features must be an int, got str"),
+    (lambda: fly(out_features=-1), ValueError, r"out_features must be at least 1, got -1"),
+    (lambda: fly(r=0), ValueError, r"r must be at least 1, got 0"),
+    (lambda: fly(r=4.0), TypeError, r"r must be an int, got float"),
+    (lambda: fly(k=0), ValueError, r"k must be from 1 to 4, got 0"),
+    (lambda: fly(k=5), ValueError, r"k must be from 1 to 4, got 5"),
+    (lambda: fly(nnz=9), ValueError, r"nnz must be .*8.*, got 9"),
+    (lambda: fly(nnz=0), ValueError, r"nnz must be .*, got 0"),
+    (lambda: fly(alpha=NAN), ValueError, r"alpha must be finite and at least 0, got nan"),
+    (lambda: fly(alpha="2"), TypeError, r"alpha must be a number, got str"),
+    (lambda: fly(dropout=1.5), ValueError, r"dropout must be from 0 to 1, got 1.5"),
+    (lambda: fly(bias_update_rate=-1), ValueError, r"bias_update_rate must be finite and at least 0, got -1"),
+    (lambda: fly(selection="abs"), ValueError, r"selection must be one of 'magnitude', .* got 'abs'"),
+    (lambda: fly(seed=-1), ValueError, r"seed must be .*, got -1"),
+    (lambda: fly(base="linear"), TypeError, r"base must be a module or None, got str"),
+    (lambda: fly(base=nn.Linear(7, 4)), ValueError, r"base must have in_features 8, got 7"),
+    (lambda: fly(base=nn.Linear(8, 5)), ValueError, r"base must have out_features 4, got 5"),
+    (lambda: fly(base=nn.Identity())(F(2, 8)), ValueError, r"base must have shape \(2, 4\), got \(2, 8\)"),
+    (lambda: fly()(F(2, 7)), ValueError, r"x must have 8 features in its last dimension, got shape \(2, 7\)"),
+    (lambda: fly()(F(2, 9)), ValueError, r"x must have 8 features in its last dimension, got shape \(2, 9\)"),
+    (lambda: fly()(F(())), ValueError, r"x must have 8 features in its last dimension, got shape \(\)"),
+    (lambda: fly()(F(2, 8, dtype=LONG)), TypeError, r"x must be of dtype .*, got int64"),
+    (lambda: fly()(F(2, 8), F(2)), TypeError, r"mask must be of dtype bool, got float32"),
+    (lambda: fly()(F(2, 8), F(3, dtype=torch.bool)), ValueError, r"mask must have shape \(2,\), got \(3,\)"),
+    # TaskGatedFlyLoRALinear
+    (lambda: gated(rank=0), ValueError, r"rank must be at least 1, got 0"),
+    (lambda: gated(num_experts=5), ValueError, r"num_experts must be from 1 to 4, got 5"),
+    (lambda: gated(num_tasks=0), ValueError, r"num_tasks must be at least 1, got 0"),
+    (lambda: gated(sparsity=1.1), ValueError, r"sparsity must be from 0 to 1, got 1.1"),
+    (lambda: gated(temperature=0), ValueError, r"temperature must be above 0 or None, got 0"),
+    (lambda: gated(temperature=-1.0), ValueError, r"temperature must be .*, got -1.0"),
+    (lambda: gated(base=nn.Linear(8, 5)), ValueError, r"base must have out_features 4, got 5"),
+    (lambda: gated()(F(2, 9)), ValueError, r"x must have 8 features in its last dimension, got shape \(2, 9\)"),
+    (lambda: gated().set_task(1), ValueError, r"task must be from 0 to 0, got 1"),
+    (lambda: gated().set_task("one"), TypeError, r"task must be an int, got str"),
+    (lambda: gated().merge(-1), ValueError, r"task must be from 0 to 0, got -1"),
+    (lambda: gated(base=nn.Identity()).merge(0), TypeError, r"base must be an nn.Linear .*, got Identity"),
+    # REAR
+    (lambda: rear(in_features=0), ValueError, r"in_features must be at least 1, got 0"),
+    (lambda: rear(num_experts=-1), ValueError, r"num_experts must be at least 0, got -1"),
+    (lambda: rear(expansion=0), ValueError, r"expansion must be at least 1, got 0"),
+    (lambda: rear(ridge=-1.0), ValueError, r"ridge must be finite and at least 0, got -1.0"),
+    (lambda: rear(ridge=float("inf")), ValueError, r"ridge must be finite and at least 0, got inf"),
+    (lambda: rear(kind="dense"), ValueError, r"kind must be one of .*, got 'dense'"),
+    (lambda: rear(activation="gelu"), ValueError, r"activation must be one of .*, got 'gelu'"),
+    (lambda: rear(k=0), ValueError, r"k must be from 1 to 16, got 0"),
+    (lambda: rear(k=17), ValueError, r"k must be from 1 to 16, got 17"),
+    (lambda: rear(dtype=torch.float16), TypeError, r"dtype must be torch.float32 or torch.float64, got torch.float16"),
+    (lambda: rear(precision="tf16"), ValueError, r"precision must be one of .*, got 'tf16'"),
+    (lambda: rear(precision="tf32").update(F(1, 8), 0), ValueError, r"precision 'tf32' must be .* CUDA .* on cpu"),
+    (lambda: rear(flush_rows=0), ValueError, r"flush_rows must be at least 1, got 0"),
+    (lambda: rear()(F(2, 7)), ValueError, r"h must have 8 features in its last dimension, got shape \(2, 7\)"),
+    (lambda: rear()(F(2, 8, device="meta")), ValueError, r"h must be on the module's device, cpu, got meta"),
+    (lambda: rear()(F(2, 8, dtype=LONG)), TypeError, r"h must be of dtype .*, got int64"),
+    (lambda: rear().merge_(te2()), TypeError, r"other must be a REAR, got TE2Head"),
+    # TE2Head
+    (lambda: te2(num_classes=0), ValueError, r"num_classes must be at least 1, got 0"),
+    (lambda: te2(num_experts=0), ValueError, r"num_experts must be at least 1, got 0"),
+    (lambda: te2(decays=(0.9, 1.1)), ValueError, r"decays must be from 0 to 1, got 1.1"),
+    (lambda: te2(decays=("a",)), TypeError, r"decays must be a number, got str"),
+    (lambda: te2().start_expert(3), ValueError, r"expert must be from 0 to 2, got 3"),
+    (lambda: te2().start_expert(0.5), TypeError, r"expert must be an int, got float"),
+    (lambda: started().predict(F(2, 7), 1), ValueError, r"h must have shape \(N, 8\), got \(2, 7\)"),
+    (lambda: started().predict(F(2, 8), 3), ValueError, r"expert_ids must be from 0 to 2, got 3"),
+    (lambda: started().predict(F(2, 8), torch.tensor([1, 3])), ValueError, r"expert_ids must be from 0 to 2, got 3"),
+    (lambda: started().predict(F(2, 8), torch.tensor([1])), ValueError, r"expert_ids must have shape \(2,\), got"),
+    (lambda: started().predict(F(2, 8), F(2)), TypeError, r"expert_ids must be of dtype int64, got float32"),
+    (lambda: started().predict(F(2, 8), 1, F(4)), TypeError, r"seen must be of dtype bool, got float32"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "sentence"), CASES, ids=range(len(CASES)))
+def test_bad_arguments_are_refused_in_one_sentence(call, error, sentence):
+    with pytest.raises(error, match=f"^{sentence}") as caught:
+        call()
+    assert type(caught.value) is error
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("h", "expert", "error", "sentence"),
+    [
+        (F(2, 7), 0, ValueError, r"h must have 8 features in its last dimension, got shape \(2, 7\)"),
+        (F(()), 0, ValueError, r"h must have 8 features in its last dimension, got shape \(\)"),
+        (F(2, 8, dtype=LONG), 0, TypeError, r"h must be of dtype .*, got int64"),
+        (F(2, 8), 3, ValueError, r"expert must be from 0 to 2, got 3"),
+        (F(2, 8), -1, ValueError, r"expert must be from 0 to 2, got -1"),
+        (F(2, 8), "a", TypeError, r"expert must be an int, got str"),
+        (F(2, 8), torch.tensor([0, 3]), ValueError, r"expert must be from 0 to 2, got 3"),
+        (F(2, 8), torch.tensor([0]), ValueError, r"expert must have shape \(2,\), got \(1,\)"),
+        (F(2, 8), torch.tensor([0.0, 1.0]), TypeError, r"expert must be of dtype int64, .*, got float32"),
+        (F(2, 8), torch.tensor([True, False]), TypeError, r"expert must be of dtype int64, .*, got bool"),
+    ],
+)
+def test_a_refused_update_changes_nothing(h, expert, error, sentence):
+    module, good = rear(flush_rows=5), torch.ones(3, 8)
+    module.update(good, 1)
+    with pytest.raises(error, match=f"^{sentence}"):
+        module.update(h, expert)
+    untouched = rear(flush_rows=5)
+    untouched.update(good, 1)
+    assert torch.equal(module.counts, untouched.counts)
+    assert torch.equal(module.solve(), untouched.solve())
+
+
+def test_a_refused_base_is_not_frozen():
+    base = nn.Linear(8, 4)
+    with pytest.raises(ValueError, match="nnz"):
+        fly(base=base, nnz=9)
+    assert base.weight.requires_grad

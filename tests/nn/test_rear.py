@@ -1,0 +1,405 @@
+"""REAR: streaming equals batch, merging, experts, saving, casts and buffering."""
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load, save
+from torch import nn
+
+from flyk.nn import REAR, rear
+
+D, M, T = 6, 24, 4
+
+
+def router(num_experts=T, **options):
+    options = {"ridge": 0.5, "dtype": torch.float64, "seed": 1} | options
+    return REAR(D, num_experts, M, **options)
+
+
+def stream(n=40, num_experts=T, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    return (
+        torch.randn(n, D, generator=generator, dtype=torch.float64).to(dtype),
+        torch.randint(num_experts, (n,), generator=generator),
+    )
+
+
+def fed(h, labels, **options):
+    router_ = router(**options)
+    router_.update(h, labels)
+    return router_
+
+
+def closed_form(module, h, labels, x):
+    """Scores of x by float64 numpy from all rows at once."""
+    R = module.projection.values.double().numpy()
+    if module.projection.indices is not None:
+        dense = np.zeros((M, D))
+        np.put_along_axis(dense, module.projection.indices.long().numpy(), R, 1)
+        R = dense
+
+    def expand(rows):
+        phi = rows.double().numpy() @ R.T
+        if module.activation == "relu":
+            phi = np.maximum(phi, 0)
+        if module.k is not None:
+            for row in phi:
+                row[np.argsort(-np.abs(row), kind="stable")[module.k :]] = 0
+        return phi
+
+    phi, C = expand(h), np.eye(module.num_experts)[labels]
+    U = np.linalg.solve(phi.T @ phi + module.ridge * np.eye(M), phi.T @ C)
+    return np.where(C.sum(0) > 0, expand(x) @ U, -np.inf)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"k": 5},
+        {"activation": "none"},
+        {"activation": "none", "k": 5},
+        {"kind": "sparse_gaussian", "nnz": 3},
+        {"kind": "sparse_sign", "nnz": 2, "k": 5},
+        {"kind": "binary", "nnz": 2, "ridge": 100.0},
+    ],
+)
+def test_scores_are_ridge_regression_on_all_rows_in_closed_form(options):
+    h, labels = stream()
+    x = stream(9, seed=5)[0]
+    module = router(**options)
+    for rows, ids in zip(h.split(7), labels.split(7), strict=True):
+        module.update(rows, ids)
+    wanted = closed_form(module, h, labels, x)
+    np.testing.assert_allclose(module(x).numpy(), wanted, rtol=1e-9, atol=1e-12)
+    assert module.route(x).tolist() == wanted.argmax(1).tolist()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_float32_statistics_of_any_input_are_near_float64(dtype):
+    h, labels = stream(200, dtype=dtype)
+    x = stream(9, seed=5, dtype=dtype)[0]
+    module = fed(h, labels, dtype=torch.float32, ridge=5.0)
+    scores = module(x)
+    assert scores.dtype == module.G.dtype == module.projection.values.dtype == torch.float32
+    np.testing.assert_allclose(scores.numpy(), closed_form(module, h, labels, x), atol=2e-5)
+
+
+chunks = st.lists(st.integers(1, 40), max_size=5)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    order=st.permutations(range(40)),
+    cuts=chunks,
+    flush_rows=st.integers(1, 50),
+    k=st.sampled_from([None, 5]),
+    solve_between=st.booleans(),
+)
+def test_any_order_and_chunking_of_a_stream_give_the_same_router(order, cuts, flush_rows, k, solve_between):
+    h, labels = stream()
+    whole, streamed = fed(h, labels, k=k), router(k=k, flush_rows=flush_rows)
+    for rows in torch.tensor_split(torch.tensor(order), sorted(cuts)):
+        streamed.update(h[rows], labels[rows])
+        if solve_between:
+            streamed.solve()
+    streamed.flush()
+    whole.flush()
+    torch.testing.assert_close(streamed.G.tril(), whole.G.tril())
+    torch.testing.assert_close(streamed.Q, whole.Q)
+    torch.testing.assert_close(streamed.solve(), whole.solve())
+    assert torch.equal(streamed.counts, torch.bincount(labels, minlength=T))
+
+
+@settings(max_examples=15, deadline=None)
+@given(cuts=chunks)
+def test_chunking_alone_does_not_change_a_bit(cuts):
+    h, labels = stream()
+    whole, streamed = fed(h, labels, flush_rows=16), router(flush_rows=16)
+    for rows, ids in zip(torch.tensor_split(h, sorted(cuts)), torch.tensor_split(labels, sorted(cuts)), strict=True):
+        streamed.update(rows, ids)
+    assert torch.equal(streamed.solve(), whole.solve())
+
+
+@settings(max_examples=15, deadline=None)
+@given(sizes=st.tuples(*[st.integers(0, 30)] * 3), experts=st.tuples(*[st.integers(1, 5)] * 3))
+def test_merging_is_commutative_and_associative_and_is_the_joint_stream(sizes, experts):
+    parts = [stream(n, e, seed=i) for i, (n, e) in enumerate(zip(sizes, experts, strict=True))]
+
+    def part(i):
+        return fed(*parts[i], num_experts=experts[i])
+
+    left = part(0).merge_(part(1)).merge_(part(2))
+    right = part(0).merge_(part(1).merge_(part(2)))
+    turned = part(2).merge_(part(0)).merge_(part(1))
+    joint = fed(torch.cat([h for h, _ in parts]), torch.cat([c for _, c in parts]), num_experts=max(experts))
+    for other in (left, right, turned):
+        assert torch.equal(other.counts, joint.counts)
+        torch.testing.assert_close(other.solve(), joint.solve())
+
+
+def test_merge_leaves_the_other_as_it_is_and_takes_other_dtypes():
+    mine, other = fed(*stream(10)), fed(*stream(12, seed=1), dtype=torch.float32)
+    scores = other(stream(5, seed=2)[0])
+    assert mine.merge_(other) is mine
+    assert torch.equal(other(stream(5, seed=2)[0]), scores)
+    assert mine.G.dtype == torch.float64
+    assert int(mine.counts.sum()) == 22
+    torch.testing.assert_close(fed(*stream(10)).merge_(mine).counts, mine.counts + fed(*stream(10)).counts)
+    twice, doubled = fed(*stream(10)), fed(torch.cat([stream(10)[0]] * 2), torch.cat([stream(10)[1]] * 2))
+    torch.testing.assert_close(twice.merge_(twice).solve(), doubled.solve())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("seed", 2),
+        ("activation", "none"),
+        ("k", 3),
+        ("ridge", 7.0),
+        ("kind", "binary"),
+        ("in_features", D + 1),
+        ("expansion", M + 1),
+    ],
+)
+def test_merge_refuses_statistics_of_another_kind(name, value):
+    settings_ = {"in_features": D, "expansion": M, "ridge": 0.5, "seed": 1, "dtype": torch.float64, name: value}
+    if name == "kind":
+        settings_["nnz"] = 2
+    mine = fed(*stream())
+    before = mine.solve().clone()
+    with pytest.raises(ValueError, match=rf"other must have {name} .* got {value!r}"):
+        mine.merge_(REAR(settings_.pop("in_features"), T, settings_.pop("expansion"), **settings_))
+    assert torch.equal(mine.solve(), before)
+
+
+def test_one_expert_for_all_rows_and_any_leading_shape():
+    h, labels = stream(24)
+    by_row, by_block = fed(h, labels), router()
+    for expert in range(T):
+        by_block.update(h[labels == expert], expert)
+    torch.testing.assert_close(by_block.solve(), by_row.solve())
+    shaped = fed(h.view(2, 3, 4, D), labels.view(2, 3, 4))
+    assert torch.equal(shaped.solve(), by_row.solve())
+    assert torch.equal(shaped(h.view(2, 3, 4, D)), by_row(h).view(2, 3, 4, T))
+    single = router()
+    single.update(h[0], 2)
+    single.update(h[0, None].expand(3, D), np.int64(2))
+    assert single.counts.tolist() == [0, 0, 4, 0]
+    assert single.route(h[0]).shape == ()
+
+
+def test_no_rows_at_all():
+    module = fed(*stream(3))
+    before = module.solve()
+    module.update(torch.empty(0, D), torch.empty(0, dtype=torch.int64))
+    module.update(torch.empty(2, 0, D), 1)
+    assert torch.equal(module.solve(), before)
+    assert module(torch.empty(0, D)).shape == (0, T)
+    assert module(torch.empty(2, 0, D)).shape == (2, 0, T)
+
+
+def test_unseen_experts_have_no_chance():
+    h, labels = stream(30)
+    module = fed(h, labels % 2 * 2)  # experts 0 and 2
+    scores = module(h)
+    assert torch.isneginf(scores[:, [1, 3]]).all()
+    assert scores[:, [0, 2]].isfinite().all()
+    assert set(module.route(h).tolist()) == {0, 2}
+
+
+def test_route_before_any_row_is_refused():
+    with pytest.raises(RuntimeError, match="route needs at least one row to have been given to update"):
+        router().route(stream()[0])
+    assert torch.isneginf(router()(stream()[0])).all()
+
+
+def test_added_experts_learn_as_if_they_had_been_there():
+    h, labels = stream(40)
+    early, late = fed(h, labels), router(num_experts=2)
+    late.update(h[labels < 2], labels[labels < 2])
+    scores = late(h)
+    assert [late.add_expert(), late.add_expert()] == [2, 3]
+    assert torch.equal(late(h)[:, :2], scores)  # the solution of the earlier experts is kept
+    late.update(h[labels >= 2], labels[labels >= 2])
+    torch.testing.assert_close(late.solve(), early.solve())
+    grown = router(num_experts=0)
+    with torch.inference_mode():
+        assert grown.add_expert() == 0
+    grown.update(h, 0)
+    assert grown.counts.tolist() == [40]
+
+
+def test_the_solution_is_kept_until_the_next_update(monkeypatch):
+    solved = []
+    monkeypatch.setattr(rear, "ridge_solve", lambda *args: solved.append(1) or torch.linalg.solve(*args[:2]))
+    module = router(ridge=0.0)
+    module.G.copy_(torch.eye(M))
+    module.Q.normal_()
+    assert module.solve() is module.solve()
+    module(stream()[0])
+    assert len(solved) == 1
+    for change in (lambda: module.update(*stream()), lambda: module.merge_(module)):
+        count = len(solved)
+        change()
+        module.G.copy_(torch.eye(M))
+        module.solve()
+        assert len(solved) == count + 1
+
+
+def test_rows_are_copied_and_no_graph_is_kept():
+    h, labels = stream(10)
+    source = h.clone().requires_grad_()
+    module = fed(source * 1, labels)
+    with torch.no_grad():
+        source.zero_()
+    torch.testing.assert_close(module.solve(), fed(h, labels).solve())
+    assert not module.G.requires_grad
+
+
+def test_updates_in_inference_mode_are_as_good():
+    h, labels = stream(10)
+    module = router(flush_rows=4)
+    with torch.inference_mode():
+        module.update(h, labels)
+        module.route(h)
+    module.update(h, labels)
+    x = h.clone().requires_grad_()
+    module(x).sum().backward()
+    torch.testing.assert_close(module.solve(), fed(h.repeat(2, 1), labels.repeat(2)).solve())
+
+
+def test_scores_are_differentiable_in_h():
+    module = fed(*stream(), num_experts=T)
+    assert torch.autograd.gradcheck(module, stream(3, seed=4)[0].requires_grad_())
+
+
+def test_memory_is_bounded_by_blocks(monkeypatch):
+    seen, project = [], rear.project
+    monkeypatch.setattr(
+        rear, "project", lambda h, *args, **options: seen.append(len(h)) or project(h, *args, **options)
+    )
+    module = fed(*stream(30))
+    x = stream(2500)[0]
+    blocked = module(x)
+    assert seen == [1024, 1024, 452]
+    torch.testing.assert_close(blocked, torch.cat([module(part) for part in x.split(100)]))
+
+
+def test_autocast_changes_nothing():
+    h, labels = stream(50, dtype=torch.float32)
+    plain, cast = router(dtype=torch.float32), router(dtype=torch.float32)
+    plain.update(h, labels)
+    wanted = plain(h)
+    with torch.autocast("cpu", torch.bfloat16):
+        cast.update(h, labels)
+        scores = cast(h)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_casts_leave_the_statistics_and_the_projection_alone(dtype):
+    h, labels = stream(dtype=torch.float32)
+    module = fed(h, labels, dtype=dtype)
+    wanted = module(h)
+    model = nn.ModuleDict({"router": module, "other": nn.Linear(2, 2)})
+    for cast in (model.half, model.bfloat16, model.double, model.float):
+        cast()
+        assert module.G.dtype == module.Q.dtype == module.projection.values.dtype == dtype
+        assert torch.equal(module(h), wanted)
+    model.to("meta")
+    assert module.G.device.type == module.projection.values.device.type == "meta"
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_are_equal_and_apart(copied):
+    h, labels = stream(10)
+    module = fed(h, labels)
+    twin = copied(module)
+    assert torch.equal(twin(h), module(h))
+    twin.update(h, 1)
+    torch.testing.assert_close(module.counts, torch.bincount(labels, minlength=T))
+    assert not torch.equal(twin(h), module(h))
+
+
+# Saving
+
+
+def test_state_is_tensors_alone_and_survives_safetensors():
+    h, labels = stream()
+    module = fed(h, labels, flush_rows=100)  # nothing has been flushed yet
+    state = load(save(module.state_dict()))
+    assert set(state) == {"G", "Q", "counts", "projection.seed"}
+    assert torch.equal(state["G"], state["G"].tril())
+    torch.manual_seed(9)
+    other = router(seed=8)
+    other.update(stream(5, seed=7)[0], 0)  # what it had learned is replaced, buffered rows included
+    other.load_state_dict(state)
+    assert torch.equal(other(h), module(h))
+    assert torch.equal(other.projection.values, module.projection.values)
+    for either in (other, module):
+        either.update(h.flip(0), labels)
+    assert torch.equal(other(h), module(h))
+
+
+def test_state_in_a_larger_model_and_into_itself():
+    h, labels = stream()
+    module = fed(h, labels)
+    model = nn.Sequential(nn.Identity(), module)
+    assert set(model.state_dict()) == {"1.G", "1.Q", "1.counts", "1.projection.seed"}
+    wanted = module(h)
+    model.load_state_dict(model.state_dict())
+    assert torch.equal(module(h), wanted)
+    other = nn.Sequential(nn.Identity(), router(seed=3))
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(h), wanted)
+
+
+@pytest.mark.parametrize("num_experts", [1, T + 2])
+def test_a_state_of_another_number_of_experts_loads(num_experts):
+    h, labels = stream()
+    module, other = fed(h, labels), fed(h, 0, num_experts=num_experts)
+    other.load_state_dict(module.state_dict())
+    assert other.num_experts == max(num_experts, T)
+    assert torch.equal(other(h)[:, :T], module(h))
+    assert torch.isneginf(other(h)[:, T:]).all()
+    assert other.add_expert() == max(num_experts, T)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "sentence"),
+    [
+        ("G", torch.zeros(M, M + 1), r"G must have shape \(24, 24\), got \(24, 25\)"),
+        ("Q", torch.zeros(M + 1, T), r"Q must have shape \(24, T\), got \(25, 4\)"),
+        ("counts", torch.zeros(T + 1, dtype=torch.int64), r"counts must have shape \(4,\), got \(5,\)"),
+        ("counts", torch.zeros(T), r"counts must be of dtype int64, got float32"),
+        ("G", torch.zeros(M, M, dtype=torch.float16), r"G must be of dtype float32, float64, got float16"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_whole(name, tensor, sentence):
+    h, labels = stream()
+    module, other = fed(h, labels), fed(h.flip(0), labels)
+    before = module(h)
+    with pytest.raises(RuntimeError, match=sentence):
+        module.load_state_dict(other.state_dict() | {name: tensor})
+    assert torch.equal(module(h), before)
+
+
+def test_a_state_without_statistics_is_missing_them():
+    module, before = fed(*stream()), fed(*stream()).solve()
+    with pytest.raises(RuntimeError, match=r'Missing key.* "G", "Q", "counts"'):
+        module.load_state_dict({"projection.seed": torch.tensor(1)})
+    left = module.load_state_dict({"projection.seed": torch.tensor(1)}, strict=False)
+    assert torch.equal(module.solve(), before)
+    assert left.unexpected_keys == []
+
+
+def test_repr_shows_the_memory_of_G():
+    assert "in_features=8, expansion=1000, kind='gaussian'" in repr(REAR(8, 2, 1000))
+    assert "G of 3.8 MiB" in repr(REAR(8, 2, 1000))
