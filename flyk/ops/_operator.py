@@ -52,13 +52,14 @@ class Operator:
         self._checks = [f for f in (check, check_values) if f is not None]
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(torch.ops.flyk, self.name).default
+        self._arguments = self.overload._schema.arguments
         self.register(reference, "CompositeExplicitAutograd")
         checks = self._checks[:1] if check is not None else []
         torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
         if backward is not None:
             torch.library.register_autograd(f"flyk::{self.name}", backward, setup_context=setup_context, lib=_library)
         if autocast:
-            names = [argument.name for argument in self.overload._schema.arguments]
+            names = [argument.name for argument in self._arguments]
             for device in ("CPU", "CUDA"):
                 kernel = _autocast_kernel(self.overload, names, frozenset(autocast), device, autocast_dtype)
                 _library.impl(self.name, kernel, f"Autocast{device}")
@@ -72,6 +73,11 @@ class Operator:
             return self.overload(*args, **kwargs)
         try:
             return self.overload(*args, **kwargs)
+        except AttributeError:  # the dispatcher takes None for any tensor; the checks then stumble over it
+            for argument, value in zip(self._arguments, args, strict=False):
+                if value is None and isinstance(argument.type, torch.TensorType):
+                    raise TypeError(f"{self.name}: {argument.name} must be a Tensor, got None") from None
+            raise
         except RuntimeError as error:
             found = _WRONG_TYPE.search(str(error))
             if found is None:
