@@ -29,12 +29,13 @@ lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.test  ## Every operator against its rivals; wants an idle machine
+bench: $(VENV)/.test  ## Every operator against its rivals, into bench/results and the README; wants an idle machine
+	mkdir -p bench/results
 	$(BIN)/flyk bench --json bench/results/$(shell uname -m)-$(shell date +%F).json
+	$(BIN)/python bench/table.py
 
-gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, check and benchmark on the device
+gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, and check every operator on the device
 	$(PYTHON) -m flyk check --device cuda
-	$(PYTHON) -m flyk bench --device cuda --json bench/results/cuda-$(shell date +%F).json
 
 ext:  ## Build the extension in place for PYTHON, as developers do
 	$(PYTHON) setup.py --quiet build_ext --inplace

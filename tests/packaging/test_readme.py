@@ -1,8 +1,9 @@
-"""The README's examples run as they stand."""
+"""The README's examples run as they stand, and its numbers are those of the committed results."""
 
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -19,3 +20,23 @@ def test_example_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_has_the_three_examples() -> None:
     assert len(EXAMPLES) >= 3
+
+
+def test_table_is_made_of_committed_results() -> None:
+    table = runpy.run_path(str(README.parent / "bench" / "table.py"))
+    assert table["filled"](README.read_text(), table["committed"]()) == README.read_text()
+
+
+def test_table_tells_speed_and_refuses_it_where_the_check_is_red() -> None:
+    table = runpy.run_path(str(README.parent / "bench" / "table.py"))
+    rivals = {name: {"median": ms / 1e3, "error": 1e-7} for name, ms in {"published": 8, "eager": 3, "flyk": 2}.items()}
+    rivals["compiled"] = {"absent": "no compiler"}
+    green = {"op": "ema_", "what": "in place", "sizes": "2 heads", "check": "green", "floor": {"seconds": 1e-3}}
+    red = green | {"op": "project", "check": "red", "rivals": {}}
+    machine = {"processor": "P", "threads": 2, "kernels": "avx2", "torch": "2", "date": "2026-01-02T00:00"}
+    run = {"quick": False, "machine": machine, "cases": [green | {"rivals": rivals}, red]}
+    old = {"quick": False, "machine": machine | {"date": "2025-01-02T00:00"}, "cases": []}
+    text = table["filled"](README.read_text(), [run, old, run | {"quick": True}])
+    assert "| `ema_` in place, 2 heads | 8 | 3 | 2 | 4.0x | 1.5x | 50% | 1e-07 |" in text
+    assert "| `project` in place, 2 heads | wrong, so not timed |||||||" in text
+    assert "2025-01-02" not in text
