@@ -21,7 +21,7 @@ run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark a
 	HF_HUB_OFFLINE=1 $(BIN)/flyk demo
 
 test: lint  ## Lint, types and every test, in the same virtual environment
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup --benchmark-disable \
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests bench -k "not full-" --benchmark-disable -n $(JOBS) --dist loadgroup \
 		--cov --cov-report=term:skip-covered --cov-fail-under=90
 
 lint: $(VENV)/.test  ## Lint, format and types
