@@ -2,12 +2,13 @@
 //
 // The ladder: (1) an entry depends on its counter alone, so a dense block is one flat stream, cut anywhere; (2) sixteen
 // counters at a time as arrays of words, whose loops the compiler turns into vectors; (3) in sparse rows one bit a
-// column both says what is taken and, by counting the bits below, where an entry stands in order: nothing is sorted.
+// column both says what is taken and where an entry stands in order: nothing is sorted.
 // Floats meet + - * and sqrt alone, each rounded once (this file is compiled without contraction), so all builds agree.
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "column_set.h"
 #include "operators.h"
 #include "philox.h"
 
@@ -80,31 +81,23 @@ void dense_rows(const MakeProjection& a, int64_t begin, int64_t end) {
 
 // Floyd's sampling: slot s draws from the columns 0 .. last = n - nnz + s, and takes `last` where its draw is taken.
 void sparse_rows(const MakeProjection& a, int64_t begin, int64_t end) {
-  const int64_t words = a.in / 64 + 1;
-  std::vector<uint64_t> taken(words);
-  std::vector<int32_t> below(words);  // columns taken in earlier words
+  ColumnSet taken(a.in);
   std::vector<uint32_t> column(a.nnz);
   std::vector<float> value(a.nnz);
   for (int64_t row = begin; row < end; ++row) {
     draw(a, static_cast<uint64_t>(a.first + row) * a.nnz, a.nnz, column.data(), value.data());
-    std::fill(taken.begin(), taken.end(), 0);
+    taken.clear();
     for (int64_t s = 0; s < a.nnz; ++s) {
       const uint32_t last = static_cast<uint32_t>(a.in - a.nnz + s);
       const uint32_t t = static_cast<uint32_t>((uint64_t{column[s]} * (uint64_t{last} + 1)) >> 32);
-      column[s] = taken[t / 64] >> (t % 64) & 1 ? last : t;
-      taken[column[s] / 64] |= uint64_t{1} << (column[s] % 64);
+      column[s] = taken.has(t) ? last : t;
+      taken.add(column[s]);
     }
-    int32_t before = 0;
-    for (int64_t w = 0; w < words; ++w) {
-      below[w] = before;
-      before += __builtin_popcountll(taken[w]);
-    }
+    taken.count();
     for (int64_t s = 0; s < a.nnz; ++s) {
-      const uint32_t c = column[s];
-      const uint64_t lower = taken[c / 64] & ((uint64_t{1} << (c % 64)) - 1);
-      const int64_t to = row * a.nnz + below[c / 64] + __builtin_popcountll(lower);
+      const int64_t to = row * a.nnz + taken.rank(column[s]);
       a.values[to] = value[s];
-      a.indices[to] = static_cast<int32_t>(c);
+      a.indices[to] = static_cast<int32_t>(column[s]);
     }
   }
 }
@@ -114,7 +107,7 @@ void sparse_rows(const MakeProjection& a, int64_t begin, int64_t end) {
 void make_projection(const MakeProjection& a) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(a.nnz, 1));
   parallel_for(a.rows, grain, [&](int64_t begin, int64_t end) {
-    a.indices ? sparse_rows(a, begin, end) : dense_rows(a, begin, end);
+    a.kind == Kind::gaussian ? dense_rows(a, begin, end) : sparse_rows(a, begin, end);
   });
 }
 
