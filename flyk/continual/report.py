@@ -1,0 +1,225 @@
+"""One self-contained HTML file, with the same numbers as JSON beside it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from flyk.continual import charts
+from flyk.continual.files import write_whole
+
+STYLE = """
+:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --page: #ffffff; --card: #f6f8fa; }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e6edf3; --soft: #9aa4af; --line: #343b44; --page: #0f1419; --card: #182028; }
+}
+* { box-sizing: border-box; }
+body { margin: 0 auto; max-width: 62rem; padding: 1rem; color: var(--ink); background: var(--page);
+  font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
+p { max-width: 46rem; } .soft, figcaption { color: var(--soft); font-size: .92rem; }
+.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem; padding: 0; }
+.cards li { list-style: none; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
+  padding: .6rem .8rem; }
+.cards b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem;
+  align-items: start; }
+.charts figure:first-child { grid-row: span 2; }
+figure { margin: 0; } svg { display: block; width: 100%; height: auto; max-width: 36rem; color: var(--ink); }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; }
+th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; } thead th { border-bottom-width: 2px; }
+td.words { text-align: left; }
+code { overflow-wrap: anywhere; }
+"""
+
+
+def write_report(result: dict[str, Any], folder: Path) -> Path:
+    """Writes report.json and report.html into `folder`, each whole or not at all, and returns the HTML's path.
+
+    Args:
+        result: what demo.run returned, and perhaps "command".
+        folder: made if it is not there.
+    """
+    result = _finite(result)
+    text = json.dumps(result, indent=1, allow_nan=False)
+    page = render(result, text)
+    for name, content in (("report.json", text + "\n"), ("report.html", page)):
+        with write_whole(folder / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return folder / "report.html"
+
+
+def render(result: dict[str, Any], text: str) -> str:
+    """The whole page; `text` is the result as JSON, kept in the page."""
+    body = "\n".join(
+        [_head(result), _charts(result), _results(result), _order(result), _stream(result), _cost(result), _run(result)]
+    )
+    inlined = text.replace("<", "\\u003c")
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>flyk demo: {escape(result['data']['source'])}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f'<body>\n{body}\n<script type="application/json" id="result">\n{inlined}\n</script>\n</body>\n</html>\n'
+    )
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A fraction as a number of per cent, a dash for None."""
+    return "–" if value is None else f"{100 * value:.{digits}f}".replace("-", "−")
+
+
+def _finite(value: Any) -> Any:
+    """The same with None for NaN and infinities, which JSON lacks."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", words: Sequence[int] = (0,)) -> str:
+    """An HTML table of escaped text; the columns `words` are set to the left."""
+    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
+    lines = "\n".join(
+        "<tr>"
+        + "".join(f"<td{' class=words' if i in words else ''}>{escape(c)}</td>" for i, c in enumerate(row))
+        + "</tr>"
+        for row in rows
+    )
+    title = f'<p class="soft">{escape(caption)}</p>\n' if caption else ""
+    table = f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
+    return f'{title}<div class="scroll" tabindex="0">{table}</div>'
+
+
+def _head(result: dict[str, Any]) -> str:
+    data, settings, final = result["data"], result["settings"], result["final"]
+    names = list(final)
+    cost = "in all" + (", features from the cache" if data["features_from_cache"] else "")
+    if result["peak_memory_mib"] is not None:
+        cost += f"; {result['peak_memory_mib']:,.0f} MiB of memory at the peak"
+    cards = [
+        (percent(final[names[0]]) + " %", f"final accuracy of the {names[0]}"),
+        (percent(final[names[-1]]) + " %", "ridge on all data at once in float64, the ceiling"),
+        (percent(final[names[1]]) + " %", f"final accuracy of the {names[1]}"),
+        (percent(final[names[2]]) + " %", f"final accuracy of {names[2]}"),
+        (percent(result["routing"]["final"]) + " %", "of test samples routed to the home task of their class"),
+        (f"{result['seconds']['in all']:.0f} s", cost),
+    ]
+    items = "\n".join(f"<li><b>{escape(value)}</b>{escape(label)}</li>" for value, label in cards)
+    return (
+        f"<h1>flyk demo</h1>\n<p>{escape(data['source'])}: {data['train']:,} training samples of "
+        f"{len(data['classes'])} classes, each seen once, in {settings['tasks']} tasks of a Si-Blurry stream; "
+        f'{data["test"]:,} test samples. Tests are on the classes seen so far.</p>\n<ul class="cards">\n{items}\n</ul>'
+    )
+
+
+def _charts(result: dict[str, Any]) -> str:
+    tests, names = result["tests"], list(result["final"])
+    figures = [
+        (
+            charts.accuracy_chart(tests, result["final"][names[-1]]),
+            "Accuracy over the stream. Fine upright lines: task ends.",
+        ),
+        (
+            charts.routing_chart(tests, result["routing"]["chance"]),
+            "How often REAR picks the task that holds most of a test sample's class.",
+        ),
+        (charts.stream_chart(result["stream"]), "The stream: what each task is made of."),
+    ]
+    inner = "\n".join(f"<figure>{svg}<figcaption>{escape(text)}</figcaption></figure>" for svg, text in figures)
+    return f'<h2>Over the stream</h2>\n<div class="charts">\n{inner}\n</div>'
+
+
+def _results(result: dict[str, Any]) -> str:
+    rows = [
+        (name, percent(result["final"][name]), *(percent(m[key]) for key in ("a_auc", "a_avg", "forgetting", "bwt")))
+        for name, m in result["measures"].items()
+    ]
+    ceiling = list(result["final"])[-1]
+    rows.append((ceiling, percent(result["final"][ceiling]), "–", "–", "–", "–"))
+    table = _table(
+        ("", "final", "A_auc", "A_avg", "forgetting", "BWT"),
+        rows,
+        "Accuracy in %. final: after the whole stream. A_auc: mean of the tests at equal intervals. A_avg: mean of the "
+        "tests at task ends. forgetting: mean fall of a class from its best task end to the last; lower is better. "
+        "BWT: mean change of a class from its first task end to the last.",
+    )
+    gap = percent(result["gap_to_ceiling"], 2)
+    return f"<h2>Results</h2>\n{table}\n<p>{escape(next(iter(result['final'])))} minus ceiling: {gap} points.</p>"
+
+
+def _order(result: dict[str, Any]) -> str:
+    order = result["order_freedom"]
+    rows = [
+        ("Gram G, largest difference over largest entry", f"{order['gram_difference']:.1e}"),
+        ("solution U, largest difference over largest entry", f"{order['solution_difference']:.1e}"),
+        ("test samples predicted the same, %", percent(order["same_predictions"], 2)),
+    ]
+    return (
+        "<h2>Order does not matter to REAR</h2>\n<p>The same training samples in random order and other batches, shown "
+        "to a second REAR. The statistics are sums, so that only float32 rounding differs; the solution shows it "
+        f"enlarged by the condition of G.</p>\n{_table(('stream against shuffled', ''), rows)}"
+    )
+
+
+def _stream(result: dict[str, Any]) -> str:
+    rows = [
+        (
+            str(number),
+            f"{task['disjoint']:,}",
+            f"{task['blurry_at_home']:,}",
+            f"{task['mixed_in']:,}",
+            ", ".join(task["disjoint_classes"]) or "–",
+            ", ".join(task["blurry_classes"]) or "–",
+        )
+        for number, task in enumerate(result["stream"], 1)
+    ]
+    head = ("task", "disjoint", "blurry at home", "mixed in", "disjoint classes", "blurry classes")
+    caption = "Training samples of each task by kind, and the classes whose home the task is."
+    return f"<h2>Tasks</h2>\n{_table(head, rows, caption, words=(0, 4, 5))}"
+
+
+def _cost(result: dict[str, Any]) -> str:
+    seconds = result["seconds"]
+    rows = [
+        (name, f"{seconds['learning'][name]:.2f}", f"{seconds['testing'][name]:.2f}") for name in result["measures"]
+    ]
+    whole = [(name, f"{value:.2f}") for name, value in seconds.items() if not isinstance(value, dict)]
+    tests = len(result["tests"]["samples"])
+    return (
+        "<h2>Seconds</h2>\n"
+        + _table(("learner", "learning", "testing"), rows, f"Learning the whole stream, and {tests} tests.")
+        + _table(("part", "seconds"), whole)
+    )
+
+
+def _run(result: dict[str, Any]) -> str:
+    settings = {name: "default" if value is None else value for name, value in result["settings"].items()}
+    facts = settings | {"ridge used": f"{result['ridge']:.4g}"} | result["machine"] | result["versions"]
+    tests = result["tests"]
+    learners = list(tests["accuracy"])
+    rows = [
+        (
+            f"{samples:,}",
+            str(tests["task"][i] + 1),
+            str(tests["exposed_classes"][i]),
+            *(percent(tests["accuracy"][name][i]) for name in learners),
+            percent(tests["routing"][i]),
+        )
+        for i, samples in enumerate(tests["samples"])
+    ]
+    command = f"<p><code>{escape(result['command'])}</code></p>" if "command" in result else ""
+    head = ("samples seen", "task", "classes seen", *learners, "routing")
+    every = _table(head, rows, "Accuracy in % on the classes seen so far.")
+    return (
+        f"<h2>Every test</h2>\n{every}\n"
+        f"<h2>This run</h2>\n{command}\n"
+        + _table(("", ""), [(name, str(value)) for name, value in facts.items()])
+        + '<p class="soft">All numbers are in this page as JSON (script element "result") and in report.json.</p>'
+    )

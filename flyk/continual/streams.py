@@ -1,0 +1,142 @@
+"""Si-Blurry: a class-incremental stream in which some classes keep to one task and others are blurred over all.
+
+The published sampler loses samples and fails on some counts; this one deals out every sample once for any counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Indices = NDArray[np.int64]
+
+
+class Draws:
+    """Random permutations and cuts made from raw PCG64 words.
+
+    numpy promises the words of a bit generator for ever, but not what its Generator methods make of them, so these
+    draws are the same on every machine and in every numpy version.
+    """
+
+    def __init__(self, seed: int):
+        if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
+            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
+        self._bits = np.random.PCG64(int(seed))
+
+    def permutation(self, size: int) -> Indices:
+        """A uniformly random order of range(size)."""
+        return np.argsort(self._bits.random_raw(size), kind="stable").astype(np.int64)
+
+    def shuffled(self, items: NDArray) -> NDArray:
+        """A copy of `items` in random order."""
+        return items[self.permutation(len(items))]
+
+    def cuts(self, total: int, parts: int) -> Indices:
+        """`parts` counts, some perhaps zero, that add up to `total`: the gaps between sorted uniform cut points."""
+        points = np.sort(self._bits.random_raw(parts - 1) % np.uint64(total + 1)).astype(np.int64)
+        return np.diff(points, prepend=0, append=total)
+
+
+def even(total: int, parts: int) -> Indices:
+    """`parts` counts that add up to `total` and differ by at most one, the larger ones first."""
+    return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
+
+
+class SiBlurryStream:
+    """A single-pass stream of sample indices in `num_tasks` tasks.
+
+    n % of the classes (rounded down) are disjoint: all their samples lie in one task. The other classes are blurry:
+    each has a home task too, but a random m % (rounded down) of the blurry samples of every task are pooled, shuffled
+    and dealt out over all tasks. Every sample occurs exactly once. The samples of a task come in random order.
+
+    Balanced (the default): classes and pooled samples are dealt out as evenly as they go, larger shares of disjoint
+    classes to the first tasks and of blurry ones to the last. With `random_cuts`, the numbers of disjoint classes, of
+    blurry classes and of pooled samples for each task lie between sorted random cut points, so that tasks are unequal
+    and may be empty.
+
+    Source: Si-Blurry (Moon et al., ICCV 2023) in the form of FlyPrompt (arXiv 2602.01976), where `n` and `m` have the
+    same meaning; there n is rounded to a multiple of the number of tasks and the remainder of the pool is dropped.
+
+    Args:
+        labels: (N,) whole numbers, the class of each sample; the classes are the distinct values.
+        num_tasks: number of tasks, at least 1.
+        n: percentage of disjoint classes, 0 to 100.
+        m: percentage of the blurry classes' samples that are mixed over the tasks, 0 to 100.
+        random_cuts: unequal tasks by random cuts instead of balanced ones.
+        seed: decides every draw; the same stream on every machine.
+
+    Attributes:
+        tasks: a list of `num_tasks` int64 arrays of sample indices, in the order in which they are played.
+        task_classes: a list of `num_tasks` arrays: the classes whose home the task is.
+        disjoint_classes: array of the classes that occur in their home task alone.
+
+    Raises:
+        TypeError: labels are not whole numbers.
+        ValueError: labels are not one-dimensional or empty, or num_tasks, n, m or seed is out of range.
+    """
+
+    def __init__(
+        self,
+        labels: ArrayLike,
+        num_tasks: int,
+        *,
+        n: float = 50,
+        m: float = 10,
+        random_cuts: bool = False,
+        seed: int = 0,
+    ):
+        labels = np.asarray(labels)
+        if labels.ndim != 1 or labels.size == 0:
+            raise ValueError(f"labels must be a non-empty one-dimensional array, got shape {labels.shape}")
+        if not np.issubdtype(labels.dtype, np.integer):
+            raise TypeError(f"labels must be whole numbers, got dtype {labels.dtype}")
+        if num_tasks < 1:
+            raise ValueError(f"num_tasks must be at least 1, got {num_tasks}")
+        for name, percent in (("n", n), ("m", m)):
+            if not 0 <= percent <= 100:
+                raise ValueError(f"{name} must be a percentage from 0 to 100, got {percent}")
+        draws = Draws(seed)
+        deal = draws.cuts if random_cuts else even
+
+        classes = draws.shuffled(np.unique(labels))
+        num_disjoint = int(len(classes) * n // 100)
+        self.disjoint_classes = classes[:num_disjoint]
+        blurry_classes = classes[num_disjoint:]
+        disjoint = _split(self.disjoint_classes, deal(num_disjoint, num_tasks))
+        # Reversed, so that the remainders of the two kinds do not pile up on the same tasks.
+        blurry = _split(blurry_classes, deal(len(blurry_classes), num_tasks)[::-1])
+        self.task_classes = [np.concatenate(pair) for pair in zip(disjoint, blurry, strict=True)]
+
+        kept, pool = [], []
+        for home in blurry:
+            samples = draws.shuffled(np.flatnonzero(np.isin(labels, home)))
+            mixed = int(len(samples) * m // 100)
+            pool.append(samples[:mixed])
+            kept.append(samples[mixed:])
+        shares = draws.shuffled(np.concatenate(pool))
+        shares = _split(shares, deal(len(shares), num_tasks))
+        self.tasks: list[Indices] = [
+            draws.shuffled(np.concatenate([np.flatnonzero(np.isin(labels, own)), stay, share]))
+            for own, stay, share in zip(disjoint, kept, shares, strict=True)
+        ]
+
+    def __len__(self) -> int:
+        """The number of samples in the stream."""
+        return sum(len(task) for task in self.tasks)
+
+    def batches(self, batch_size: int) -> Iterator[tuple[int, Indices]]:
+        """Yields (task, indices) in the order of the stream.
+
+        A batch holds samples of one task only; the last batch of a task may be smaller; an empty task has none.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        for task, samples in enumerate(self.tasks):
+            for start in range(0, len(samples), batch_size):
+                yield task, samples[start : start + batch_size]
+
+
+def _split(items: NDArray, counts: Indices) -> list[NDArray]:
+    return np.split(items, np.cumsum(counts)[:-1])

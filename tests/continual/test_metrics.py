@@ -1,0 +1,57 @@
+"""Measures against values worked out by hand."""
+
+import math
+
+import numpy as np
+import pytest
+
+from flyk.continual import metrics
+
+NAN = float("nan")
+# Three task ends, four classes: the third is exposed at the second, the fourth at the last.
+HISTORY = np.array([[0.9, 0.0, NAN, NAN], [0.6, 0.5, 0.8, NAN], [0.7, 0.2, 0.6, 1.0]])
+
+
+def test_accuracy_counts_exposed_classes_alone():
+    prediction, target = np.array([0, 1, 1, 2]), np.array([0, 0, 1, 2])
+    assert metrics.accuracy(prediction, target, np.array([True, True, False])) == pytest.approx(2 / 3)
+    assert metrics.accuracy(prediction, target, np.array([True, True, True])) == pytest.approx(3 / 4)
+    assert math.isnan(metrics.accuracy(prediction, target, np.zeros(3, dtype=bool)))
+
+
+def test_class_accuracies_are_nan_where_nothing_can_be_said():
+    prediction, target = np.array([0, 1, 1, 2]), np.array([0, 0, 1, 2])
+    row = metrics.class_accuracies(prediction, target, np.array([True, True, False, True]))
+    np.testing.assert_array_equal(row, [0.5, 1.0, NAN, NAN])
+
+
+def test_averages():
+    assert metrics.a_auc([0.5, 0.7, 0.9]) == pytest.approx(0.7)
+    assert metrics.a_avg([0.5, 0.8]) == pytest.approx(0.65)
+    assert metrics.a_last([0.5, 0.8]) == 0.8
+    assert all(math.isnan(f([])) for f in (metrics.a_auc, metrics.a_avg, metrics.a_last))
+
+
+def test_forgetting_is_the_fall_from_the_best_earlier_moment():
+    # .9 - .7, .5 - .2, .8 - .6; the fourth class has no earlier moment
+    assert metrics.forgetting(HISTORY) == pytest.approx((0.2 + 0.3 + 0.2) / 3)
+    assert math.isnan(metrics.forgetting(HISTORY[:1]))
+    assert math.isnan(metrics.forgetting(np.array([[0.0, NAN], [1.0, 1.0]])))
+
+
+def test_backward_transfer_starts_at_the_first_positive_moment():
+    # .7 - .9, .2 - .5 (not .2 - 0), .6 - .8
+    assert metrics.backward_transfer(HISTORY) == pytest.approx((-0.2 - 0.3 - 0.2) / 3)
+    assert metrics.backward_transfer(np.array([[0.2], [0.9], [0.5]])) == pytest.approx(0.3)
+    assert metrics.forgetting(np.array([[0.2], [0.4], [0.5]])) == pytest.approx(-0.1)
+    assert math.isnan(metrics.backward_transfer(HISTORY[:1]))
+    assert math.isnan(metrics.backward_transfer(np.array([[0.0, NAN], [1.0, 1.0]])))
+
+
+def test_routing_is_held_against_the_task_with_most_samples():
+    counts = np.array([[5, 2, 0, 3], [1, 2, 0, 4]])
+    home = metrics.home_experts(counts)
+    assert home.tolist() == [0, 0, -1, 1]
+    routes, target = np.array([0, 1, 1, 0]), np.array([0, 1, 2, 3])
+    assert metrics.routing_accuracy(routes, target, home) == pytest.approx(1 / 3)
+    assert math.isnan(metrics.routing_accuracy(routes, np.full(4, 2), home))

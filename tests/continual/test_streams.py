@@ -1,0 +1,141 @@
+"""Every sample once, for any counts; the shares that n and m name; the same stream everywhere."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flyk.continual.streams import Draws, SiBlurryStream, even
+
+labels_strategy = st.lists(st.integers(-5, 12), min_size=1, max_size=120).map(np.array)
+
+
+def shares(stream: SiBlurryStream, labels: np.ndarray) -> np.ndarray:
+    """(T, C) samples of each class in each task."""
+    classes = np.unique(labels)
+    return np.array([[int((labels[task] == c).sum()) for c in classes] for task in stream.tasks])
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    labels_strategy,
+    st.integers(1, 9),
+    st.integers(0, 100),
+    st.integers(0, 100),
+    st.booleans(),
+    st.integers(0, 2**32),
+    st.integers(1, 40),
+)
+def test_every_sample_occurs_exactly_once(labels, tasks, n, m, random_cuts, seed, batch_size):
+    stream = SiBlurryStream(labels, tasks, n=n, m=m, random_cuts=random_cuts, seed=seed)
+    batches = list(stream.batches(batch_size))
+    assert len(stream) == len(labels)
+    assert len(stream.tasks) == len(stream.task_classes) == tasks
+    assert sorted(np.concatenate([indices for _, indices in batches])) == list(range(len(labels)))
+    assert [task for task, _ in batches] == sorted(task for task, _ in batches)
+    assert all(0 < len(indices) <= batch_size for _, indices in batches)
+    for task, samples in enumerate(stream.tasks):
+        np.testing.assert_array_equal(np.concatenate([i for t, i in batches if t == task] or [[]]), samples)
+
+
+@settings(deadline=None, max_examples=100)
+@given(labels_strategy, st.integers(1, 9), st.integers(0, 100), st.integers(0, 100), st.booleans(), st.integers(0, 99))
+def test_shares_of_disjoint_classes_and_mixed_samples(labels, tasks, n, m, random_cuts, seed):
+    stream = SiBlurryStream(labels, tasks, n=n, m=m, random_cuts=random_cuts, seed=seed)
+    classes = np.unique(labels)
+    counts = shares(stream, labels)
+    assert len(stream.disjoint_classes) == len(classes) * n // 100
+    assert sorted(np.concatenate(stream.task_classes)) == classes.tolist()
+    for task, home in enumerate(stream.task_classes):
+        blurry = ~np.isin(classes, stream.disjoint_classes) & np.isin(classes, home)
+        total = counts[:, blurry].sum()
+        assert total - counts[task, blurry].sum() <= total * m // 100
+        for c in np.flatnonzero(np.isin(classes, home) & ~blurry):
+            assert counts[task, c] == counts[:, c].sum()
+
+
+def test_balanced_tasks_of_a_balanced_set_are_equal_and_mix_m_per_cent():
+    labels = np.repeat(np.arange(20), 50)
+    stream = SiBlurryStream(labels, 5, n=50, m=10, seed=3)
+    counts = shares(stream, labels)
+    assert [len(classes) for classes in stream.task_classes] == [4] * 5
+    assert counts.sum(axis=1).tolist() == [200] * 5
+    away = sum(
+        counts[other, classes].sum()
+        for task, classes in enumerate(stream.task_classes)
+        for other in range(5)
+        if other != task
+    )
+    assert 0 < away <= 50, "10 % of 500 blurry samples are dealt out, a fifth of them to their own homes"
+
+
+def test_n_100_is_class_incremental_and_n_0_m_100_is_mixed():
+    labels = np.repeat(np.arange(6), 30)
+    incremental = shares(SiBlurryStream(labels, 3, n=100, m=50), labels)
+    assert ((incremental > 0).sum(axis=0) == 1).all()
+    mixed = shares(SiBlurryStream(labels, 3, n=0, m=100), labels)
+    assert (mixed > 0).all()
+    assert mixed.sum(axis=1).tolist() == [60, 60, 60]
+
+
+def test_counts_that_do_not_divide_lose_nothing():
+    labels = np.repeat(np.arange(7), [1, 2, 3, 5, 8, 13, 21])
+    stream = SiBlurryStream(labels, 4, n=50, m=33)
+    assert [len(classes) for classes in stream.task_classes] == [2, 2, 2, 1]
+    assert sorted(np.concatenate(stream.tasks)) == list(range(53))
+
+
+def test_random_cuts_make_unequal_tasks():
+    labels = np.repeat(np.arange(50), 20)
+    sizes = [len(task) for task in SiBlurryStream(labels, 5, random_cuts=True, seed=1).tasks]
+    assert sum(sizes) == 1000
+    assert max(sizes) - min(sizes) > 100
+
+
+def test_seed_decides_the_stream_on_every_machine():
+    labels = np.repeat(np.arange(4), 3)
+    stream = SiBlurryStream(labels, 2, n=50, m=50, seed=7)
+    again = SiBlurryStream(labels, 2, n=50, m=50, seed=7)
+    assert [task.tolist() for task in stream.tasks] == [task.tolist() for task in again.tasks]
+    assert [task.tolist() for task in stream.tasks] == GOLDEN
+    other = SiBlurryStream(labels, 2, n=50, m=50, seed=8)
+    assert [task.tolist() for task in other.tasks] != GOLDEN
+
+
+GOLDEN = [[9, 10, 11, 6, 5, 7], [8, 4, 2, 3, 0, 1]]
+
+
+def test_draws_are_fair():
+    draws = Draws(0)
+    firsts = np.bincount([draws.permutation(4)[0] for _ in range(4000)])
+    assert np.abs(firsts - 1000).max() < 150
+    cuts = np.array([draws.cuts(9, 3) for _ in range(2000)])
+    assert (cuts.sum(axis=1) == 9).all()
+    assert (cuts.min(axis=0) == 0).all()
+    assert np.abs(cuts.mean(axis=0) - 3).max() < 0.3
+    assert even(11, 4).tolist() == [3, 3, 3, 2]
+    assert even(0, 2).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "words"),
+    [
+        ({"labels": []}, ValueError, "labels"),
+        ({"labels": [[1, 2]]}, ValueError, "labels"),
+        ({"labels": [0.5, 1.0]}, TypeError, "labels"),
+        ({"num_tasks": 0}, ValueError, "num_tasks"),
+        ({"n": 101}, ValueError, "n must"),
+        ({"m": -1}, ValueError, "m must"),
+        ({"m": float("nan")}, ValueError, "m must"),
+        ({"seed": -1}, ValueError, "seed"),
+        ({"seed": 1.5}, ValueError, "seed"),
+    ],
+)
+def test_bad_arguments_are_named(change, error, words):
+    with pytest.raises(error, match=words):
+        SiBlurryStream(**{"labels": [0, 1], "num_tasks": 2} | change)
+
+
+def test_a_batch_has_at_least_one_sample():
+    with pytest.raises(ValueError, match="batch_size"):
+        next(SiBlurryStream([0, 1], 1).batches(0))
