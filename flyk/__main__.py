@@ -1,0 +1,5 @@
+"""python -m flyk: the command line."""
+
+from flyk.cli import main
+
+main()

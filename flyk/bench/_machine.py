@@ -1,0 +1,86 @@
+"""The machine that a benchmark ran on, and how fast it copies and multiplies at best."""
+
+from __future__ import annotations
+
+import datetime
+import importlib
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+SIZES = tuple(2**n for n in range(18, 29, 2))  # bytes moved by a copy: from a core's cache to main memory
+SIDE = 2048  # of the square matrices whose product gives the rate
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """The best speeds seen on this machine at the start of a run, on the threads that the run has."""
+
+    copy: dict[int, float]  # bytes moved (half read, half written) -> bytes a second
+    flop_rate: float  # operations a second of a float32 matrix product
+
+    def copy_rate(self, moved: int) -> float:
+        """Bytes a second for a working set of `moved` bytes: that of the next larger copy measured."""
+        return self.copy[min((s for s in self.copy if s >= moved), default=max(self.copy))]
+
+
+def ceilings() -> Ceilings:
+    """Measure them; takes about a second."""
+    copy = {}
+    for size in SIZES:
+        source = torch.rand(size // 8)
+        target = torch.empty_like(source)
+        copy[size] = size / _best(lambda target=target, source=source: target.copy_(source))
+    a, b = torch.rand(SIDE, SIDE), torch.rand(SIDE, SIDE)
+    return Ceilings(copy, 2 * SIDE**3 / _best(lambda: torch.mm(a, b)))
+
+
+def _best(call: Callable[[], Any], seconds: float = 0.1, least: int = 5) -> float:
+    """The shortest of many calls: a ceiling is what the machine can do undisturbed."""
+    call()
+    times: list[float] = []
+    while len(times) < least or sum(times) < seconds:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to know of where figures come from."""
+    import flyk
+    from flyk import backends
+
+    if "cpu" in backends.missing:
+        kernels = f"none ({backends.missing['cpu']})"
+    else:
+        kernels = importlib.import_module("flyk._C").isa()
+    return {
+        "flyk": flyk.__version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "kernels": kernels,
+        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        "command": " ".join(["flyk", *sys.argv[1:]]),
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as info:
+            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    except OSError:
+        names = []
+    return names[0] if names else platform.processor() or "unknown"

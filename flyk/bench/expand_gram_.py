@@ -1,0 +1,103 @@
+"""expand_gram_: REAR's update over a run of batches: each on its own as published, or buffered."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, choose, decided, frozen, normal
+from flyk.bench.gram_ import BATCH, UNFUSED, add_panels, lower
+from flyk.bench.gram_ import published as published_gram_
+
+BUFFER = 1024  # rows that the expert gathers before G is touched
+
+
+def published(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int | None) -> Result:
+    for rows, ids in zip(h.split(BATCH), labels.split(BATCH), strict=True):
+        phi = torch.relu(rows @ R)
+        if k is not None:
+            winners = torch.topk(phi, k, dim=-1)[1]
+            phi = phi * torch.zeros_like(phi).scatter_(-1, winners, 1.0)
+        G, Q = published_gram_(G, Q, phi, ids)
+    return G, Q
+
+
+def eager(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int | None) -> Result:
+    # The batches come one by one and are gathered first; so too below.
+    for rows, ids in zip(torch.cat(h.split(BATCH)).split(BUFFER), labels.split(BUFFER), strict=True):
+        phi = torch.mm(rows, R).relu_()
+        if k is not None:
+            winners, places = phi.topk(k, sorted=False)
+            phi = phi.zero_().scatter_(-1, places, winners)
+        add_panels(G, Q, phi, ids)
+    return G, Q
+
+
+def ours(ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, labels: Tensor, k: int | None) -> Result:
+    ops.expand_gram_(G, Q, torch.cat(h.split(BATCH)), values, None, labels, activation="relu", k=k)
+    return G, Q
+
+
+def floor(rows: int, d: int, m: int, classes: int, k: int | None) -> Floor:
+    """h and R read once, the lower triangle of G and Q read and written once. Per row 2 d m flop to expand and m² for
+    the triangle, or k² for k winners.
+    """
+    active = m if k is None else k
+    moved = rows * d * FLOAT + m * d * FLOAT + 4 * m * m + 2 * m * classes * FLOAT
+    return Floor(moved, rows * (2 * d * m + active * active + active))
+
+
+def case(
+    batches: int,
+    d: int,
+    m: int,
+    k: int | None = None,
+    classes: int = 10,
+    *,
+    share: int = 1,
+    uncompiled: str = "",
+    quick: bool = False,
+) -> Case:
+    rows = batches * BATCH
+
+    def inputs(generator: torch.Generator) -> Inputs:
+        values, _ = frozen(generator, m, d, None)
+        h = normal(generator, rows, d)
+        if k is not None:
+            h = torch.cat([decided(part, (part.double() @ values.double().t()).relu(), k) for part in h.split(BUFFER)])
+        return {
+            "G": torch.zeros(m, m),
+            "Q": torch.zeros(m, classes),
+            "h": h,
+            "values": values,
+            "R": values.t().contiguous(),
+            "labels": choose(generator, classes, rows),
+            "k": k,
+        }
+
+    return Case(
+        op="expand_gram_",
+        what="all active" if k is None else "k winners",
+        sizes=f"{batches} batches of {BATCH}, {d} to {m}" + ("" if k is None else f", k {k}"),
+        inputs=inputs,
+        published=published,
+        eager=eager,
+        ours=ours,
+        floor=floor(rows, d, m, classes, k),
+        state=("G", "Q"),
+        compared=lower,
+        stream=("h", "labels"),
+        share=share,
+        uncompiled=uncompiled,
+    )
+
+
+CASES = (
+    case(64, 768, 10000, share=16),
+    case(64, 768, 10000, k=100, share=16),
+    case(64, 768, 10000, k=500, share=16),
+)
+QUICK = (
+    case(8, 768, 1000, uncompiled=UNFUSED),
+    case(8, 768, 1000, k=50, uncompiled=UNFUSED),
+)

@@ -1,0 +1,65 @@
+"""winner_take_all: torch.topk of the magnitudes and a gather, flyk."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, normal, placed
+
+
+def published(y: Tensor, k: int) -> Result:
+    indices = torch.topk(torch.abs(y), k, dim=-1)[1]
+    return torch.gather(y, -1, indices), indices
+
+
+def eager_topk(y: Tensor, k: int) -> Result:
+    indices = y.abs().topk(k).indices
+    return y.gather(-1, indices), indices
+
+
+def eager_sort(y: Tensor, k: int) -> Result:
+    indices = y.abs().sort(dim=-1, descending=True).indices[..., :k]
+    return y.gather(-1, indices), indices
+
+
+def ours(ops, y: Tensor, k: int) -> Result:
+    return ops.winner_take_all(y, k)
+
+
+def floor(rows: int, n: int, k: int) -> Floor:
+    """Each row read once, winners and indices written once."""
+    return Floor(rows * (n * FLOAT + k * (FLOAT + INT64)), 0)
+
+
+def compared(result: Result, inputs: Inputs) -> tuple[Tensor, ...]:
+    winners, indices = result
+    return placed(winners, indices, inputs["y"].shape[-1])
+
+
+def case(rows: int, n: int, k: int) -> Case:
+    def inputs(generator: torch.Generator) -> Inputs:
+        y = normal(generator, rows, n)
+        return {"y": decided(y, y.double().abs(), k), "k": k}
+
+    return Case(
+        op="winner_take_all",
+        what="by magnitude",
+        sizes=f"{rows} rows of {n}, k {k}",
+        inputs=inputs,
+        published=published,
+        eager=eager_sort if n <= 64 else eager_topk,  # rows this short are sorted whole as fast
+        ours=ours,
+        floor=floor(rows, n, k),
+        compared=compared,
+    )
+
+
+CASES = (
+    case(256, 10000, 500),
+    case(256, 10000, 100),
+    case(4096, 1024, 32),
+    case(256, 32768, 64),
+    case(16384, 32, 8),
+)
+QUICK = (case(256, 2000, 100),)

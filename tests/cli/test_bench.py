@@ -1,0 +1,114 @@
+"""flyk bench from command to table, JSON and chart, on cases small enough for a test."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from flyk import ops
+from flyk.bench import ema_, gram_, project
+from flyk.bench._machine import Ceilings
+from flyk.bench._measure import RIVALS
+from flyk.cli import app
+
+ROOT = Path(__file__).parents[2]
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr("flyk.bench._machine.ceilings", lambda: Ceilings({2**18: 5e10, 2**28: 1e10}, 1e11))
+    monkeypatch.setattr(ema_, "QUICK", (ema_.case(3, 5),))
+    monkeypatch.setattr(gram_, "QUICK", (gram_.case(128, 9, share=2, uncompiled="left out here"),))
+    monkeypatch.setattr(project, "QUICK", (project.case(5, 12, 9, 3),))
+
+
+def test_table_json_and_chart(tmp_path: Path) -> None:
+    files = [str(tmp_path / "all.json"), str(tmp_path / "all.svg")]
+    arguments = ["bench", "--quick", "--op", "gram_,project", "--op", "ema_", "--json", files[0], "--plot", files[1]]
+    result = runner.invoke(app, arguments)
+    assert result.exit_code == 0, result.output
+
+    found = json.loads(Path(files[0]).read_text())
+    assert found["quick"] is True
+    assert found["machine"]["torch"] == torch.__version__
+    assert found["ceilings"]["flop_per_second"] == 1e11
+    assert [case["op"] for case in found["cases"]] == ["ema_", "gram_", "project"]
+    for case in found["cases"]:
+        assert tuple(case["rivals"]) == RIVALS
+        assert case["check"] == "green"
+        assert set(case["floor"]) == {"bytes", "flop", "seconds"}
+        for rival in case["rivals"].values():
+            assert "absent" in rival or {"error", "median", "q1", "q3", "seconds"} == set(rival)
+            assert "absent" in rival or len(rival["seconds"]) >= 5
+
+    lines = result.output.splitlines()
+    ema = next(line for line in lines if line.startswith("ema_ in place"))
+    median = found["cases"][0]["rivals"]["flyk"]["median"]
+    assert ema.count("±") == 4
+    assert f" {median * 1e3:.3f} ±" in ema or median >= 1e-3
+    assert any("2 heads of 3 x 5" in line for line in lines)
+    assert "[1] left out here" in lines
+    assert "[2] timed on 1/2 of the rows, times 2" in lines
+    assert any("copy 50 GB/s in cache, 10 from memory; matrix product 100 GFLOP/s" in line for line in lines)
+
+    chart = Path(files[1]).read_text()
+    assert "<svg" in chart
+    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all.svg"}
+
+
+def test_wrong_kernel_is_red_without_speed_and_exits_with_1(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    right = ema_.QUICK[0]
+
+    def wrong(namespace, bank, online, decays):
+        right.ours(namespace, bank, online, decays)
+        return bank.mul_(1.01) if namespace is ops else bank
+
+    monkeypatch.setattr(ema_, "QUICK", (dataclasses.replace(right, ours=wrong),))
+    file = tmp_path / "red.json"
+    chart = tmp_path / "red.png"
+    result = runner.invoke(app, ["bench", "--quick", "--op", "ema_", "--json", str(file), "--plot", str(chart)])
+    assert result.exit_code == 1
+    row = next(line for line in result.output.splitlines() if line.startswith("ema_ in place"))
+    assert row.split()[3:] == ["RED"] * 4 + ["[1]"]
+    assert "[1] flyk is off by 1" in result.output
+    assert "median" not in file.read_text()
+    assert chart.read_bytes().startswith(b"\x89PNG")
+
+
+def test_nothing_is_left_when_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("flyk.bench._measure.measure", stopped)
+    result = runner.invoke(app, ["bench", "--quick", "--op", "ema_", "--json", str(tmp_path / "x.json")])
+    assert (result.exit_code, result.output) == (130, "flyk bench: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_the_same_cases_run_under_pytest_benchmark(tmp_path: Path) -> None:
+    file = tmp_path / "benchmark.json"
+    limits = ["--benchmark-only", "--benchmark-max-time=0.01", "--benchmark-min-rounds=1", f"--benchmark-json={file}"]
+    chosen = "quick and ema_ and not compiled"
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "bench", "-q", "-p", "no:cacheprovider", "-k", chosen, *limits],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    found = json.loads(file.read_text())["benchmarks"]
+    assert [each["param"].rsplit("-", 1)[1] for each in found] == ["published", "eager", "flyk"]
+    for each in found:
+        assert each["extra_info"]["error"] < 1e-5
+        assert each["stats"]["median"] > 0
