@@ -230,8 +230,18 @@ def ridge_solve(G: Tensor, Q: Tensor, ridge: float) -> Tensor:
 def _register() -> None:
     for kernel in (project, winner_take_all, project_topk, fly_lora, expand_gram_, ridge_solve):
         importlib.import_module(f"flyk.ops.{kernel.__name__}").OPERATOR.register(kernel, "CPU")
+    importlib.import_module("flyk.ops.make_projection").OPERATOR.register(make_projection_, "CPU")
     importlib.import_module("flyk.ops.fly_lora").BACKWARD.register(fly_lora_backward, "CPU")
 
 
+def _choose_instruction_set() -> None:
+    """Refuse a FLYK_CPU that this processor has not now, rather than at the first kernel."""
+    try:
+        _C.isa()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+_choose_instruction_set()
 _use_torch_threads()
 _register()
