@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flyk.check.cases import Case
 from flyk.ops import _check
 from flyk.ops.project import reference as project_reference
 from flyk.ops.winner_take_all import scatter, score
@@ -52,11 +51,10 @@ def equal(name: str, got: Tensor, want: Tensor) -> Claim:
 
 
 class Rounding:
-    """The allowance of one case: sums are taken in `accumulator`, or exact where the case is."""
+    """The allowance of results of `dtype`, whose sums are taken in the accumulator of that dtype or are `exact`."""
 
-    def __init__(self, case: Case, accumulator: torch.dtype | None = None) -> None:
-        self.exact, self.dtype = case.exact, case.dtype
-        self.accumulator = accumulator or _check.accumulator(case.dtype)
+    def __init__(self, dtype: torch.dtype, *, exact: bool = False) -> None:
+        self.dtype, self.accumulator, self.exact = dtype, _check.accumulator(dtype), exact
         self.eps = torch.finfo(self.accumulator).eps
 
     def sums(self, terms: float, magnitude: Tensor) -> Tensor:
@@ -64,20 +62,20 @@ class Rounding:
             return torch.zeros_like(magnitude)
         return terms * (magnitude * self.eps + torch.finfo(self.accumulator).tiny)
 
-    def stored(self, value: Tensor, slack: Tensor, dtype: torch.dtype) -> Tensor:
-        """`slack` of `value`, once it is stored as `dtype`."""
-        if dtype == self.accumulator:
+    def stored(self, value: Tensor, slack: Tensor) -> Tensor:
+        """`slack` of `value`, once it is stored in the dtype of the results."""
+        if self.dtype == self.accumulator:
             return slack
-        kind = torch.finfo(dtype)
+        kind = torch.finfo(self.dtype)
         return slack + kind.eps / 2 * (value.abs() + slack + kind.tiny)
 
     def claim(self, name: str, got: Tensor, want: Tensor, slack: Tensor) -> Claim:
-        """`got` is `want` within `slack` and the rounding of its own dtype; the same bits where sums are exact."""
-        if got.shape != want.shape:
-            raise Fault(f"{name} has shape {tuple(got.shape)}, not {tuple(want.shape)}")
-        slack = self.stored(want, slack, got.dtype)
+        """`got` is `want` within `slack` and its own rounding; the same bits where sums are exact."""
+        if got.shape != want.shape or got.dtype != self.dtype:
+            raise Fault(f"{name} is {got.dtype} {tuple(got.shape)}, not {self.dtype} {tuple(want.shape)}")
+        slack = self.stored(want, slack)
         if self.exact:
-            want, slack = want.to(got.dtype).double(), torch.zeros_like(want)
+            want, slack = want.to(self.dtype).double(), torch.zeros_like(want)
         got = got.detach().double()
         same = (got == want) | (got.isnan() & want.isnan())
         return Claim(name, torch.where(same, 0.0, (got - want).abs()), slack)
@@ -134,7 +132,7 @@ def project(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Roun
 def activations(a: Arguments, r: Rounding, activation: str = "none") -> tuple[Tensor, Tensor]:
     """What winners are picked from, in float64, and its slack; a kernel may store it in the case's dtype on the way."""
     y, slack = expansion(a, r.eps, activation)
-    return y, r.stored(y, slack, r.dtype)
+    return y, r.stored(y, slack)
 
 
 def project_topk(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Rounding) -> Iterable[Claim]:
@@ -152,7 +150,7 @@ def fly_lora(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Rou
         return scatter(w, at, b.shape[1]) @ b.t()
 
     slack = r.sums(a["k"] + 2, base.abs() + update(won.abs(), B.abs()))
-    slack = slack + update(r.stored(won, torch.zeros_like(won), r.dtype), B.abs())
+    slack = slack + update(r.stored(won, torch.zeros_like(won)), B.abs())
     yield r.claim("out", out, base + update(won, B), slack)
 
 

@@ -195,9 +195,8 @@ def ensemble(draw: Draw) -> Arguments:
     n, d, classes, experts, heads = draw.case.sizes
     seen = None
     if draw.options["seen"]:
-        seen = torch.rand(classes, generator=draw.generator) < 0.5
-        seen[classes // 2 : classes // 2 + 1] = True  # at least one
-        seen = seen.to(draw.device)
+        at_least_one = torch.arange(classes) == 0
+        seen = draw.lay((torch.rand(classes, generator=draw.generator) < 0.5) | at_least_one)
     return {
         **{"h": draw.spoiled(n, d), "online_weight": draw.floats(classes, d)},
         **{"online_bias": draw.optional("online_bias", classes)},

@@ -84,10 +84,10 @@ def _claims(case: Case, device: torch.device | str) -> Iterable[Claim]:
     if case.operator in CHOICES:
         want = outputs(reference, case.operator, arguments)
         return [bounds.equal(f"output {i}", *pair) for i, pair in enumerate(zip(got, want, strict=True))]
-    # In-place operators sum in the dtype of what they write.
-    accumulator = got[0].dtype if "G" in written(case.operator) else None
     want = outputs(reference, case.operator, double(arguments))
-    return getattr(bounds, case.operator)(double(arguments), got, want, Rounding(case, accumulator))
+    dtype = arguments["G"].dtype if "G" in written(case.operator) else case.dtype
+    r = Rounding(dtype, exact=case.exact)
+    return getattr(bounds, case.operator)(double(arguments), got, want, r)
 
 
 def gradients_of(function: Callable[..., Any], arguments: Arguments, names: Iterable[str], grad: Tensor) -> Arguments:
@@ -104,7 +104,7 @@ def _gradient_claims(case: Case, device: torch.device | str) -> Iterable[Claim]:
     function, reference = served(case.operator), MODULES[case.operator].OPERATOR.reference
     arguments = arguments_of(case, device)
     names = [name for name in SUBJECTS[case.operator].differentiable if arguments[name] is not None]
-    exact, r = double(arguments), Rounding(case)
+    exact, r = double(arguments), Rounding(case.dtype, exact=case.exact)
     out = outputs(function, case.operator, arguments)[0]
     draw = torch.Generator().manual_seed(0)
     grad = torch.randint(-2, 3, out.shape, generator=draw).to(out.dtype).to(device)
