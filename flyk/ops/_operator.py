@@ -53,6 +53,7 @@ class Operator:
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(torch.ops.flyk, self.name).default
         self._arguments = self.overload._schema.arguments
+        self._written = [a.alias_info is not None and a.alias_info.is_write for a in self._arguments]
         self.register(reference, "CompositeExplicitAutograd")
         checks = self._checks[:1] if check is not None else []
         torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
@@ -66,6 +67,8 @@ class Operator:
 
     def register(self, kernel: Callable[..., Any], key: str) -> None:
         """Make `kernel` the one that serves dispatch key `key` ("CPU", "CUDA"); the operator's checks run before it."""
+        if any(self._written):
+            kernel = _counted(kernel, self._written)
         _library.impl(self.name, _after(self._checks, kernel), key)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -83,6 +86,8 @@ class Operator:
             if found is None:
                 raise
             wanted, argument, came = found.groups()
+            if wanted == came:  # an int that int64 cannot hold
+                raise ValueError(f"{self.name}: {argument} must fit 64 bits, got a larger {came}") from None
             raise TypeError(f"{self.name}: {argument} must be {wanted}, got {came}") from None
 
 
@@ -98,6 +103,20 @@ def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Cal
         return kernel(*args, **kwargs)
 
     return checked
+
+
+def _counted(kernel: Callable[..., Any], written: list[bool]) -> Callable[..., Any]:
+    """`kernel`, which may write by address, and autograd told of it: a tensor saved before is then known to be stale."""
+
+    @functools.wraps(kernel)
+    def counted(*args: Any) -> Any:
+        result = kernel(*args)
+        for tensor, was_written in zip(args, written, strict=False):
+            if was_written and tensor is not None and not tensor.is_inference():
+                torch.autograd.graph.increment_version(tensor)
+        return result
+
+    return counted
 
 
 def _autocast_kernel(
