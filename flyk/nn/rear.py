@@ -283,5 +283,8 @@ class REAR(nn.Module):
 
     def extra_repr(self) -> str:
         size = self.G.numel() * self.G.element_size() / 2**20
-        settings = ", ".join(f"{name}={value!r}" for name, value in self._meaning().items())
-        return f"{settings}, num_experts={self.num_experts}, precision={self.precision!r}, G of {size:.1f} MiB"
+        return (
+            f"in_features={self.in_features}, num_experts={self.num_experts}, expansion={self.expansion}, "
+            f"ridge={self.ridge:g}, activation={self.activation!r}, k={self.k}, precision={self.precision!r}, "
+            f"G of {size:.1f} MiB"
+        )
