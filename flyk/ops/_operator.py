@@ -106,7 +106,7 @@ def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Cal
 
 
 def _counted(kernel: Callable[..., Any], written: list[bool]) -> Callable[..., Any]:
-    """`kernel`, which may write by address, and autograd told of it: a tensor saved before is then known to be stale."""
+    """`kernel`, which may write by address; autograd is told, so that it knows a saved tensor to be stale."""
 
     @functools.wraps(kernel)
     def counted(*args: Any) -> Any:
