@@ -1,61 +1,121 @@
 // fly_lora backward from (winners, indices) alone: with g = grad, gy_i = scale g . B[:, i] for each winner i,
 // grad_x = sum gy_i A_i and grad_b[:, i] = scale sum over rows of y_i g. x is never needed.
-#include <algorithm>
-#include <vector>
-
-#include "operators.h"
+//
+// The plain form walks each row of g twice, down column i of B and of grad_b for each winner i. Here a task owns
+// `width` columns of g, whose panels of B transposed and of grad_b transposed stay in L1 while all rows pass: each
+// piece of g is read once and makes both products while it is in registers. No two tasks add to the same sum, so the
+// order of every sum is fixed. What a task knows of gy is its share; the shares are added in order, and grad_x is the
+// forward's sum of winners with A in place of B (fly_lora.h).
+#include "fly_lora.h"
 
 namespace flyk {
 namespace FLYK_ISA {
 
 namespace {
 
-template <class T>
-void rows_of_x(const FlyLoraBackward& a, int64_t begin, int64_t end) {
-  using A = Accumulator<T>;
-  const Frozen& m = a.matrix;
-  const T *b = static_cast<const T*>(a.b), *values = static_cast<const T*>(m.values);
-  std::vector<A> sum(m.in);
-  for (int64_t n = begin; n < end; ++n) {
-    const T* g = static_cast<const T*>(a.grad) + n * a.out;
-    std::fill(sum.begin(), sum.end(), A(0));
-    for (int64_t j = 0; j < a.k; ++j) {
-      const int64_t i = a.indices[n * a.k + j];
-      A gy = 0;
-      for (int64_t o = 0; o < a.out; ++o) gy += load(g[o]) * load(b[o * m.rows + i]);
-      gy *= static_cast<A>(a.scale);
-      if (m.indices) {
-        for (int64_t s = i * m.nnz; s < (i + 1) * m.nnz; ++s) sum[m.indices[s]] += gy * load(values[s]);
-      } else {
-        for (int64_t c = 0; c < m.in; ++c) sum[c] += gy * load(values[i * m.in + c]);
-      }
-    }
-    for (int64_t c = 0; c < m.in; ++c) store(static_cast<T*>(a.grad_x)[n * m.in + c], sum[c]);
+// The sum of a vector's lanes.
+template <class A, int64_t bytes = vector_bytes>
+inline A total(const typename Vector<A, bytes>::type& v) {
+  if constexpr (bytes == 2 * sizeof(A)) {
+    return v[0] + v[1];
+  } else {
+    typename Vector<A, bytes / 2>::type half[2];
+    std::memcpy(half, &v, bytes);
+    return total<A, bytes / 2>(half[0] + half[1]);
   }
 }
 
-template <class T>
-void rows_of_b(const FlyLoraBackward& a, int64_t begin, int64_t end) {
-  using A = Accumulator<T>;
-  const int64_t r = a.matrix.rows;
-  std::vector<A> sum((end - begin) * r, A(0));
-  for (int64_t n = 0; n < a.rows; ++n) {
-    const T *g = static_cast<const T*>(a.grad) + n * a.out, *y = static_cast<const T*>(a.winners) + n * a.k;
-    for (int64_t o = begin; o < end; ++o)
-      for (int64_t j = 0; j < a.k; ++j) sum[(o - begin) * r + a.indices[n * a.k + j]] += load(g[o]) * load(y[j]);
+// One row of g meets its k winners in a panel: shares_j = g . b_j and grad_b_j += y_j g.
+template <class A>
+inline void meet(const A* g, const A* b, const A* y, const int64_t* indices, int64_t k, A* shares, A* grad_b) {
+  constexpr int64_t lanes = Vector<A>::lanes, held = 8;
+  for (int64_t c = 0; c < width; c += held * lanes) {
+    typename Vector<A>::type part[held];
+#pragma GCC unroll 8
+    for (int64_t h = 0; h < held; ++h) part[h] = vector_at(g + c + h * lanes);
+    for (int64_t j = 0; j < k; ++j) {
+      const A* from = b + indices[j] * width + c;
+      A* to = grad_b + indices[j] * width + c;
+      typename Vector<A>::type even{}, odd{};
+#pragma GCC unroll 4
+      for (int64_t h = 0; h < held; h += 2) {
+        even += part[h] * vector_at(from + h * lanes);
+        odd += part[h + 1] * vector_at(from + (h + 1) * lanes);
+        vector_at(to + h * lanes) += y[j] * part[h];
+        vector_at(to + (h + 1) * lanes) += y[j] * part[h + 1];
+      }
+      const A sum = total<A>(even + odd);
+      shares[j] = c == 0 ? sum : shares[j] + sum;
+    }
   }
-  for (int64_t s = 0; s < (end - begin) * r; ++s)
-    store(static_cast<T*>(a.grad_b)[begin * r + s], static_cast<A>(a.scale) * sum[s]);
+}
+
+// Panel p: its shares (rows, k) of gy, and its columns of g give as many rows of grad_b.
+template <class T>
+void meet_panel(const FlyLoraBackward& a, const Accumulator<T>* winners, int64_t p, Accumulator<T>* shares) {
+  using A = Accumulator<T>;
+  const int64_t r = a.matrix.rows, first = p * width, columns = std::min(width, a.out - first);
+  Scratch<A> b(r * width), grad_b(r * width);
+  transpose(static_cast<const T*>(a.b), a.out, r, p, b.get());
+  std::fill(grad_b.get(), grad_b.get() + r * width, A(0));
+  A wide[width] = {};
+  for (int64_t n = 0; n < a.rows; ++n) {
+    const T* g = static_cast<const T*>(a.grad) + n * a.out + first;
+    prefetch(g + ahead * a.out, columns);
+    meet(widened(g, columns, wide), b.get(), winners + n * a.k, a.indices + n * a.k, a.k, shares + n * a.k,
+         grad_b.get());
+  }
+  if (a.grad_b == nullptr) return;
+  T* to = static_cast<T*>(a.grad_b) + first * r;
+  for (int64_t o = 0; o < columns; ++o)
+    for (int64_t i = 0; i < r; ++i) store(to[o * r + i], static_cast<A>(a.scale) * grad_b.get()[i * width + o]);
+}
+
+// A in panels, zero where no entry is named.
+template <class T>
+void unpack(const Frozen& m, Accumulator<T>* panels) {
+  const T* values = static_cast<const T*>(m.values);
+  parallel_for(m.rows, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      for (int64_t p = 0; p < parts(m.in, width); ++p) {
+        Accumulator<T>* row = panels + (p * m.rows + i) * width;
+        std::fill(row, row + width, Accumulator<T>(0));
+      }
+      for (int64_t s = 0; s < m.nnz; ++s) {
+        const int64_t c = m.indices ? m.indices[i * m.nnz + s] : s;
+        panels[(c / width * m.rows + i) * width + c % width] = load(values[i * m.nnz + s]);
+      }
+    }
+  });
+}
+
+template <class T>
+void run(const FlyLoraBackward& a) {
+  using A = Accumulator<T>;
+  const Frozen& m = a.matrix;
+  const int64_t count = a.rows * a.k, panels = parts(a.out, width);
+  Scratch<A> winners(count), shares(panels * count);
+  widen(static_cast<const T*>(a.winners), winners.get(), count);
+  parallel_for(panels, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; ++p) meet_panel<T>(a, winners.get(), p, shares.get() + p * count);
+  });
+  if (a.grad_x == nullptr) return;
+
+  Scratch<A> gy(count), rows_of_a(parts(m.in, width) * m.rows * width);
+  parallel_for(count, 4096, [&](int64_t begin, int64_t end) {
+    std::fill(gy.get() + begin, gy.get() + end, A(0));
+    for (int64_t p = 0; p < panels; ++p)
+      for (int64_t s = begin; s < end; ++s) gy.get()[s] += shares.get()[p * count + s];
+  });
+  unpack<T>(m, rows_of_a.get());
+  sum_winners<T>({gy.get(), a.indices, a.rows, a.k, rows_of_a.get(), m.rows, m.in, static_cast<A>(a.scale), nullptr,
+                  static_cast<T*>(a.grad_x)});
 }
 
 }  // namespace
 
 void fly_lora_backward(const FlyLoraBackward& a) {
-  by_dtype(a.dtype, [&](auto t) {
-    using T = decltype(t);
-    if (a.grad_x) parallel_for(a.rows, 8, [&](int64_t begin, int64_t end) { rows_of_x<T>(a, begin, end); });
-    if (a.grad_b) parallel_for(a.out, 32, [&](int64_t begin, int64_t end) { rows_of_b<T>(a, begin, end); });
-  });
+  by_dtype(a.dtype, [&](auto t) { run<decltype(t)>(a); });
 }
 
 }  // namespace FLYK_ISA
