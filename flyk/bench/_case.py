@@ -38,7 +38,7 @@ class Case:
     """One row of the benchmark.
 
     A rival is a function that names the inputs it reads as its parameters; what it needs made ready in advance (a
-    dense or CSR form of a frozen matrix) is an input too, so that it is not timed. `ours` takes the namespace of
+    dense form of a frozen matrix) is an input too, so that it is not timed. `ours` takes the namespace of
     operators first: with `flyk.ops` it is timed, with `flyk.reference` and float64 inputs it is the answer.
     """
 

@@ -1,12 +1,12 @@
-"""project_topk: a dense product and torch.topk, torch's CSR product and torch.topk, flyk in one pass."""
+"""project_topk: a dense product and torch.topk, embedding_bag and torch.topk, flyk in one pass."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, frozen, normal, placed
-from flyk.bench.project import csr
 from flyk.ops.project import dense
 
 
@@ -16,8 +16,8 @@ def published(x: Tensor, R: Tensor, k: int) -> Result:
     return torch.gather(y, -1, indices), indices
 
 
-def eager(x: Tensor, csr: Tensor, k: int) -> Result:
-    y = (csr @ x.t()).t().contiguous()
+def eager(x: Tensor, columns: Tensor, values: Tensor, k: int) -> Result:
+    y = F.embedding_bag(columns, x.t().contiguous(), mode="sum", per_sample_weights=values).t()
     indices = y.abs().topk(k).indices
     return y.gather(-1, indices), indices
 
@@ -43,7 +43,7 @@ def case(rows: int, d: int, m: int, nnz: int, k: int) -> Case:
         R = dense(values, indices, d)
         x = normal(generator, rows, d)
         x = decided(x, (x.double() @ R.double().t()).abs(), k)
-        return {"x": x, "values": values, "indices": indices, "k": k, "R": R, "csr": csr(values, indices, d)}
+        return {"x": x, "values": values, "indices": indices, "columns": indices.long(), "k": k, "R": R}
 
     return Case(
         op="project_topk",

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from flyk import ops
-from flyk.bench import Case, ema_, gram_, project
+from flyk.bench import Case, ema_, gram_
 from flyk.bench._machine import Ceilings
 from flyk.bench._measure import RIVALS, compiled, error, input_sets, measure
 
@@ -94,7 +94,12 @@ def test_rounds_go_on_until_the_budget_is_spent() -> None:
 
 
 def test_what_torch_compile_leaves_to_eager_is_no_rival() -> None:
-    case = project.case(5, 12, 9, 3)
+    hidden = torch.compiler.disable(SMALL.eager)
+
+    def eager(bank, online, weights):
+        return hidden(bank, online, weights)
+
+    case = dataclasses.replace(SMALL, eager=eager)
     assert compiled(case, input_sets(case)[0]).absent.startswith("not compilable: torch.compile finds nothing")
 
 

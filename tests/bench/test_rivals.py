@@ -43,7 +43,6 @@ SMALL = [
     project.case(5, 12, 9, None, "relu"),
     project_topk.case(6, 12, 40, 3, 7),
     ridge_solve.case(40, 3),
-    winner_take_all.case(6, 20, 5),  # sorted whole by the expert
     winner_take_all.case(6, 100, 7),
     winner_take_all.case(6, 20, 20),
 ]
@@ -75,7 +74,7 @@ def test_rivals_agree_with_float64(case: Case) -> None:
     assert check(case, rivals, sets[:2]) == ""
     for name, rival in rivals.items():
         assert rival.absent if rival.error is None else 0 <= rival.error <= case.bound, name
-    assert (rivals["compiled"].error is None) == (case.what == "sparse rows")
+    assert rivals["compiled"].error is not None
 
 
 @over_small
@@ -91,7 +90,7 @@ def test_rivals_write_to_the_state_alone_and_give_the_same_again(case: Case) -> 
             again = case.compared(
                 bind(case, rival.function, given | {n: before[n].clone() for n in case.state})(), given
             )
-        changed = {n for n, v in before.items() if not torch.equal(v.to_dense(), given[n].detach().to_dense())}
+        changed = {n for n, v in before.items() if not torch.equal(v, given[n].detach())}
         assert changed <= set(case.state), name
         assert all(map(torch.equal, first, again)), name
 
