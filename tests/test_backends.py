@@ -104,7 +104,7 @@ def test_an_unknown_instruction_set_is_refused_at_import() -> None:
     error = python("import flyk", fails=True, FLYK_CPU="mmx").splitlines()[-1]
     assert error.startswith("ValueError: FLYK_CPU must be one of")
     assert "baseline" in error
-    assert error.endswith("got 'mmx'")
+    assert error.endswith("got mmx")
 
 
 @csrc

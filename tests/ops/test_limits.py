@@ -14,7 +14,7 @@ ROW = 2**30  # columns: row 2 begins at offset 2^31, which no 32-bit number hold
 ROWS = 3
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def vast() -> Tensor:
     """(3, 2^30) bfloat16 zeros, of which only what is written takes memory."""
     try:
