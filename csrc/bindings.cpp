@@ -1,5 +1,6 @@
 // The Python face of csrc: addresses and sizes in, nothing out. Callers (flyk/backends/cpu.py) have checked them.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #define FLYK_ISA baseline  // any build's Philox will do: make_projection holds them to one another
 #include "cpu/philox.h"
@@ -26,6 +27,7 @@ Frozen frozen(Address values, Address indices, int64_t rows, int64_t in, int64_t
 PYBIND11_MODULE(_C, m) {
   m.doc() = "flyk's kernels for the CPU.";
   m.def("isa", [] { return kernels().isa; }, "Name of the build of the kernels that serves this process.");
+  m.def("instruction_sets", &instruction_sets, "The builds that this processor can run, the widest first.");
   m.def("use_pool", [](Address entry) { Pool::entry() = reinterpret_cast<TeamEntry>(entry); }, py::arg("entry"),
         "Address of GOMP_parallel in the OpenMP runtime that this process already runs, or 0 for none.");
   m.def("set_threads", [](int threads) { Pool::threads() = threads; }, py::arg("threads"));

@@ -44,6 +44,12 @@ const Kernels& choose() {
 
 }  // namespace
 
+std::vector<const char*> instruction_sets() {
+  std::vector<const char*> names;
+  for (const Kernels* t : supported()) names.push_back(t->isa);
+  return names;
+}
+
 const Kernels& kernels() {
   static const Kernels& chosen = choose();
   return chosen;

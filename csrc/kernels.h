@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 namespace flyk {
 
@@ -111,5 +112,8 @@ struct Kernels {
 };
 
 const Kernels& kernels();
+
+// The instruction sets of this build that the processor and its system support, the widest first.
+std::vector<const char*> instruction_sets();
 
 }  // namespace flyk

@@ -6,9 +6,9 @@ Where no kernel of ours beats PyTorch the reference serves, and SERVED says so.
 from __future__ import annotations
 
 import ctypes
-import glob
 import importlib
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -52,17 +52,27 @@ SERVED = {
 }
 
 
-def _use_torch_threads() -> None:
-    """Lend csrc the OpenMP pool that torch runs, so that the process has one."""
-    for path in glob.glob(str(Path(torch.__file__).parent / "lib" / "lib*omp*")):
+def _openmp_runtimes() -> list[Path]:
+    """The OpenMP runtimes in this process, torch's own first; those beside torch where the system lists none."""
+    home = Path(torch.__file__).parent
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text().split() if maps.exists() else [str(path) for path in home.glob("lib/*")]
+    found = {Path(name) for name in mapped if re.search(r"/lib[gi]?omp[^/]*$", name)}
+    return sorted(found, key=lambda path: (home not in path.parents, path))
+
+
+def _use_torch_threads() -> str | None:
+    """Lend csrc the OpenMP pool that torch runs, so that the process has one, and give its name."""
+    for path in _openmp_runtimes():
         try:
-            entry = ctypes.CDLL(path).GOMP_parallel
+            entry = ctypes.CDLL(str(path)).GOMP_parallel
         except (OSError, AttributeError):
             continue
         _C.use_pool(ctypes.cast(entry, ctypes.c_void_p).value)
         # A forked child has the pool's locks but not its threads.
         os.register_at_fork(after_in_child=lambda: _C.use_pool(0))
-        return
+        return path.name
+    return None
 
 
 def _call(kernel: Callable[..., None], *args: Any) -> None:
@@ -78,6 +88,8 @@ def _scores_bias(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
 def _frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[Any, ...]:
     """The arguments by which csrc takes a frozen matrix: values, indices, rows, inputs, entries a row."""
     columns = None if indices is None else indices.to(torch.int32).contiguous()
+    if columns is not None and columns.numel() == 0:
+        columns = columns.new_zeros(1)  # an empty tensor has no address, and without one a matrix is dense
     return values.contiguous(), columns, values.shape[0], in_features, values.shape[1]
 
 
@@ -243,5 +255,6 @@ def _choose_instruction_set() -> None:
 
 
 _choose_instruction_set()
-_use_torch_threads()
+INSTRUCTION_SETS: list[str] = _C.instruction_sets()
+POOL = _use_torch_threads()
 _register()

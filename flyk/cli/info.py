@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json as json_module
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
 
-import flyk
 from flyk import backends, ops
 from flyk.bench._machine import machine
 from flyk.cli.columns import columns
@@ -32,8 +26,8 @@ def collect() -> dict[str, Any]:
     devices = ["cpu"] + ["cuda"] * torch.cuda.is_available()
     return {
         **machine(),
-        "instruction_sets": instruction_sets(),
-        "openmp": openmp(),
+        "instruction_sets": _kernels().INSTRUCTION_SETS if _kernels() else [],
+        "openmp": _kernels().POOL if _kernels() else None,
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "missing": backends.missing,
         "operators": {name: {device: served(name, device) for device in devices} for name in ops.__all__},
@@ -46,40 +40,25 @@ def served(op: str, device: str) -> str:
         return NO_GPU_KERNELS
     if "cpu" in backends.missing:
         return f"reference: {backends.missing['cpu']}"
-    return importlib.import_module("flyk.backends.cpu").SERVED[op]
+    return _kernels().SERVED[op]
 
 
-def instruction_sets() -> list[str]:
-    """The builds of the kernels that this processor can run, as csrc lists them when asked for one it has not."""
-    if "cpu" in backends.missing:
-        return []
-    folder = Path(flyk.__file__).parent
-    asked = subprocess.run(
-        [sys.executable, "-c", "import _C; _C.isa()"],
-        cwd=folder,
-        env=os.environ | {"FLYK_CPU": "?"},
-        capture_output=True,
-        text=True,
-    )
-    names = re.search(r"must be one of (.+) on this processor", asked.stderr)
-    return names[1].split(", ") if names else []
-
-
-def openmp() -> str:
-    """The OpenMP runtime that torch brought, whose threads flyk's kernels borrow."""
-    names = sorted(path.name for path in Path(torch.__file__).parent.glob("lib/lib*omp*"))
-    found = [name for name in names if re.match("lib[gi]?omp", name)]
-    return found[0] if found else "none beside it, so flyk's kernels run on the calling thread"
+def _kernels() -> Any:
+    """The CPU backend, or None where it is not live."""
+    return None if "cpu" in backends.missing else importlib.import_module("flyk.backends.cpu")
 
 
 def text(found: dict[str, Any]) -> str:
     sets = found["instruction_sets"]
     kernels = found["kernels"] + (f"; FLYK_CPU can force {', '.join(sets)}" if sets else "")
+    pool = (
+        f"from torch's OpenMP pool ({found['openmp']})" if found["openmp"] else "flyk's kernels use the caller's alone"
+    )
     head = [
         ["versions", f"flyk {found['flyk']}, torch {found['torch']}, Python {found['python']}"],
         ["machine", f"{found['system']}, {found['processor']}, {found['cores']} cores"],
         ["kernels", kernels],
-        ["threads", f"{found['threads']}, from the OpenMP pool of torch ({found['openmp']})"],
+        ["threads", f"{found['threads']}, {pool}"],
         ["GPU", found["gpu"] or "none that torch can use"],
     ]
     rows = [["operator", "device", "served by"]] + [
