@@ -99,10 +99,21 @@ def test_half_precision_scores_keep_a_small_bias() -> None:
     assert ops.winner_take_all(y, 2, bias=bias)[1].tolist() == [[5, 0]]
 
 
-def test_sparse_rows_read_no_other_column() -> None:
-    x = torch.tensor([[float("nan"), 2.0, 3.0]])
-    y = ops.project(x, torch.tensor([[1.0, -1.0]]), torch.tensor([[1, 2]]))
-    assert y.tolist() == [[-1.0]]
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [1, 150])
+def test_sparse_rows_read_no_other_column(rows: int, dtype: torch.dtype) -> None:
+    """Whatever stands in a column that no row of the matrix names, for few rows and for many."""
+    clean = torch.arange(rows * 96).remainder(3).reshape(rows, 96).to(dtype)
+    spoiled = clean.clone()
+    spoiled[:, 1::2] = torch.tensor([float("nan"), float("inf"), -float("inf")] * 16, dtype=dtype)
+    indices = 2 * torch.rand(32, 48, generator=torch.Generator().manual_seed(0)).argsort(1)[:, :7]
+    values, B = torch.ones(32, 7, dtype=dtype), torch.ones(130, 32, dtype=dtype)
+    for call in (
+        lambda x: [ops.project(x, values, indices)],
+        lambda x: ops.project_topk(x, values, indices, 8),
+        lambda x: [ops.fly_lora(x, None, values, indices, B, 8)],
+    ):
+        assert same(list(call(spoiled)), list(call(clean)))
 
 
 @pytest.mark.parametrize("case", each(["fly_lora"]))
