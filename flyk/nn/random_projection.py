@@ -100,16 +100,16 @@ class RandomProjection(nn.Module):
             self._build(self.values.device, self.values.dtype)
         return self
 
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         saved = state_dict.get(prefix + "seed")
         if saved is None or saved.is_meta:
-            super()._load_from_state_dict(state_dict, prefix, *args)
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         elif saved.dtype != torch.int64 or saved.shape != () or saved < 0:
             # A state dict cast to a half type has lost its seed.
             error_messages = args[-1]
             error_messages.append(f"{prefix}seed must be an int64 scalar of at least 0, got {saved}")
         else:
-            super()._load_from_state_dict(state_dict, prefix, *args)
+            super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             self._seed = int(saved)
             self._build(self.seed.device, self.values.dtype)
 
