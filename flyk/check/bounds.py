@@ -136,7 +136,8 @@ def activations(a: Arguments, r: Rounding, activation: str = "none") -> tuple[Te
 
 
 def project_topk(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Rounding) -> Iterable[Claim]:
-    yield from winners(a, *activations(a, r, a["activation"]), *got, r)
+    y, slack = activations(a, r, a["activation"])
+    yield from winners(a, y, slack, got[0], got[1], r)
 
 
 def fly_lora(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Rounding) -> Iterable[Claim]:

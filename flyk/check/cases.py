@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,7 +112,7 @@ class Draw:
         return {name: self.options[name] for name in names}
 
 
-Options = dict[str, Callable[[Sequence[int]], Sequence[Any]]]
+Options = Mapping[str, Callable[[Sequence[int]], Sequence[Any]]]
 
 
 def grid(
