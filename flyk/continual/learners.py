@@ -61,10 +61,11 @@ class RoutedTE2:
             self.heads.ema_step()
         self.router.update(h, task)
 
-    def route(self, h: Tensor) -> Tensor:
-        """(N,) the expert of each row."""
-        return self.router.route(h)
-
     def predict(self, h: Tensor, seen: Tensor) -> Tensor:
         """The class with the largest probability under the heads of the row's expert."""
-        return self.heads.predict(h, self.route(h), seen).argmax(dim=1)
+        return self.predict_and_route(h, seen)[0]
+
+    def predict_and_route(self, h: Tensor, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """(N,) classes, and the (N,) experts to which the rows were routed."""
+        routes = self.router.route(h)
+        return self.heads.predict(h, routes, seen).argmax(dim=1), routes

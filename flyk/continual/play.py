@@ -121,13 +121,16 @@ def _test(record: Record, data: FeatureSet, learners: Mapping[str, Learner], dev
     seen = torch.from_numpy(exposed).to(device)
     for name, learner in learners.items():
         start = _now(device)
-        prediction = in_parts(lambda h, learner=learner: learner.predict(h, seen), data.test, device)
+        if isinstance(learner, RoutedTE2):
+            prediction, routes = in_parts(
+                lambda h, x=learner: torch.stack(x.predict_and_route(h, seen), 1), data.test, device
+            ).T
+            record.routing.append(metrics.routing_accuracy(routes, target, metrics.home_experts(record.counts)))
+        else:
+            prediction = in_parts(lambda h, x=learner: x.predict(h, seen), data.test, device)
         record.test_seconds[name] += _now(device) - start
         record.accuracy[name].append(metrics.accuracy(prediction, target, exposed))
         record.classes[name].append(metrics.class_accuracies(prediction, target, exposed))
-        if isinstance(learner, RoutedTE2):
-            routes = in_parts(learner.route, data.test, device)
-            record.routing.append(metrics.routing_accuracy(routes, target, metrics.home_experts(record.counts)))
 
 
 def in_parts(predict: Callable[[torch.Tensor], torch.Tensor], h: torch.Tensor, device: str) -> NDArray[np.int64]:

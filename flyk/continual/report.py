@@ -124,7 +124,8 @@ def _charts(result: dict[str, Any]) -> str:
     figures = [
         (
             charts.accuracy_chart(tests, result["final"][names[-1]]),
-            "Accuracy over the stream. Fine upright lines: task ends.",
+            "Accuracy over the stream; upright lines are task ends. A class counts as seen from its first sample on, "
+            "also where it is known by a few mixed-in samples alone.",
         ),
         (
             charts.routing_chart(tests, result["routing"]["chance"]),

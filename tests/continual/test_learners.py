@@ -67,7 +67,10 @@ def test_te2_is_routed_and_learns_every_task():
     heads = TE2Head(8, 4, 2)
     learner = RoutedTE2(REAR(8, 2, expansion=64, ridge=10.0), heads, scales.adam_rate(h))
     teach(learner, h, labels, tasks=2)
-    assert (learner.route(h) == labels // 2).float().mean() > 0.95
+    seen = torch.ones(4, dtype=torch.bool)
+    classes, routes = learner.predict_and_route(h, seen)
+    assert (routes == labels // 2).float().mean() > 0.95
+    assert torch.equal(classes, learner.predict(h, seen))
     for task in range(2):
         rows, own = labels // 2 == task, torch.arange(4) // 2 == task
         assert accuracy(learner, h[rows], labels[rows], seen=own) > 0.95
