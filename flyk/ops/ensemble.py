@@ -151,9 +151,9 @@ def reference_backward(
     for expert, rows in _groups(expert_ids):
         weight, bias = _heads(online_weight, online_bias, bank_weight, bank_bias, expert)
         p = _softmax(h[rows], weight, bias, seen)
-        # The gradient goes to the head that gave the maximum, then back through its softmax.
-        best = p.argmax(1, keepdim=True)
-        grad_p = torch.zeros_like(p).scatter_(1, best, grad[rows].to(acc).unsqueeze(1))
+        # The gradient goes to the head that gave the maximum, shared where heads tie, then back through its softmax.
+        best = (p == p.amax(1, keepdim=True)).to(acc)
+        grad_p = best * (grad[rows].to(acc) / best.sum(1)).unsqueeze(1)
         grad_logits = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
         grads[0][rows] = grad_logits.flatten(1) @ weight.flatten(0, 1).to(acc)
         grad_weight = (grad_logits.flatten(1).t() @ h[rows].to(acc)).view_as(weight)

@@ -11,7 +11,7 @@ from samples import DIFFERENTIABLE, differentiable, each, first, same
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from flyk import ops
+from flyk import ops, reference
 from flyk.check import Case, arguments_of
 from flyk.check.run import served
 
@@ -150,6 +150,19 @@ def test_no_winner_no_gradient(shape: tuple[int, int], k: int) -> None:
     nothing = k == 0 or shape[0] == 0
     assert (B.grad == 0).all() == nothing
     assert nothing == bool((x.grad == 0).all())
+
+
+def test_heads_that_tie_share_the_gradient() -> None:
+    """As they do when an expert starts: its EMA heads are copies of the online head."""
+    h, W = torch.randn(4, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    found = []
+    for function in (ops.ensemble, reference.ensemble):
+        leaf = W.clone().requires_grad_()
+        bank = W.expand(2, 3, 5, 3).clone().requires_grad_()
+        p = function(h, leaf, None, bank, None, torch.tensor([0, 1, 1, 0]))
+        found.append(torch.autograd.grad(p[:, :2].sum(), (leaf, bank)))
+    for got, want in zip(*found, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "bf16x3"])
