@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from flyk.nn.random_projection import RandomProjection
-from flyk.ops.make_projection import KINDS, make_projection_
+from flyk.ops.make_projection_ import KINDS, make_projection_
 from flyk.ops.project import dense
 
 IN, OUT, NNZ = 37, 21, 5

@@ -240,9 +240,8 @@ def ridge_solve(G: Tensor, Q: Tensor, ridge: float) -> Tensor:
 
 
 def _register() -> None:
-    for kernel in (project, winner_take_all, project_topk, fly_lora, expand_gram_, ridge_solve):
+    for kernel in (make_projection_, project, winner_take_all, project_topk, fly_lora, expand_gram_, ridge_solve):
         importlib.import_module(f"flyk.ops.{kernel.__name__}").OPERATOR.register(kernel, "CPU")
-    importlib.import_module("flyk.ops.make_projection").OPERATOR.register(make_projection_, "CPU")
     importlib.import_module("flyk.ops.fly_lora").BACKWARD.register(fly_lora_backward, "CPU")
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flyk.bench._machine import Ceilings
-from flyk.ops.make_projection import make_projection_
+from flyk.ops.make_projection_ import make_projection_
 
 Inputs = dict[str, Any]
 Result = Tensor | tuple[Tensor, ...]

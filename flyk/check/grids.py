@@ -10,7 +10,8 @@ import torch
 
 from flyk.check.bounds import clear_winners, expansion
 from flyk.check.cases import Case, Draw, double, grid
-from flyk.ops import _check, make_projection
+from flyk.ops import _check
+from flyk.ops.make_projection_ import KINDS
 
 Arguments = dict[str, Any]
 FINITE = ("normal", "integers")
@@ -244,7 +245,7 @@ def _make_projection_() -> Iterator[Case]:
         **{"nnz": lambda s: (1, max(1, s[1] // 3), s[1]), "std": lambda _: (1.0, 0.03125, 0.7)},
         **{"seed": lambda _: (0, 1, 2**41 + 7, 2**63 - 1), "first": lambda _: (0, 5, 2**33)},
     }
-    kinds = {"kind": lambda _: make_projection.KINDS}
+    kinds = {"kind": lambda _: KINDS}
     shapes = ((0, 7), (3, 0), (1, 1), (5, 17), (70, 33), (67, 257))
     only = {"dtypes": (torch.float32,), "data": ("normal",), "layouts": ("contiguous",)}
     yield from grid("make_projection_", shapes, **only, each=kinds, some=some)

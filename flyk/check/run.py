@@ -17,10 +17,7 @@ from flyk.check.grids import SUBJECTS, Arguments, arguments_of
 
 # Operators that round nothing: they must agree with the reference of the same dtype.
 CHOICES = ("winner_take_all", "make_projection_", "count_winners_")
-MODULES = {
-    name: importlib.import_module("flyk.ops." + ("make_projection" if name == "make_projection_" else name))
-    for name in SUBJECTS
-}
+MODULES = {name: importlib.import_module(f"flyk.ops.{name}") for name in SUBJECTS}
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flyk.nn import _check
 from flyk.ops._check import choice
-from flyk.ops.make_projection import KINDS, make_projection_
+from flyk.ops.make_projection_ import KINDS, make_projection_
 from flyk.ops.project import project
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from flyk.ops.make_projection import KINDS, make_projection_, normal, philox, reference
+from flyk.ops.make_projection_ import KINDS, make_projection_, normal, philox, reference
 
 # Random123 1.14.0, tests/kat_vectors, "philox4x32 10": counter, key, result.
 VECTORS = [
@@ -166,7 +166,7 @@ def test_threads_and_blocks_of_the_reference_change_nothing(kind, threads, monke
     once = made(kind, 300, 100, 11, 1.0, 9)
     threads(1)
     alone = made(kind, 300, 100, 11, 1.0, 9)
-    monkeypatch.setattr("flyk.ops.make_projection.BLOCK", 700)  # seven rows at a time
+    monkeypatch.setattr("flyk.ops.make_projection_.BLOCK", 700)  # seven rows at a time
     in_blocks = made(kind, 300, 100, 11, 1.0, 9, make=reference)
     for a, b, c in zip(once, alone, in_blocks, strict=True):
         assert a is None or (torch.equal(a, b) and torch.equal(a, c))
