@@ -57,16 +57,14 @@ template <class T>
 void pack(const Frozen& m, Accumulator<T>* packed) {
   using A = Accumulator<T>;
   constexpr int64_t lanes = Vector<A>::lanes;
-  const T* values = static_cast<const T*>(m.values);
   parallel_for(padded<A>(m.rows) / lanes, 1, [&](int64_t begin, int64_t end) {
+    Scratch<A> rows(lanes * m.in);
     for (int64_t v = begin; v < end; ++v) {
-      A* to = packed + v / 2 * m.in * panel<A> + v % 2 * lanes;
-      for (int64_t c = 0; c < m.in; ++c) vector_at(to + c * panel<A>) = typename Vector<A>::type{};
-      for (int64_t i = v * lanes; i < std::min((v + 1) * lanes, m.rows); ++i)
-        for (int64_t s = 0; s < m.nnz; ++s) {
-          const int64_t c = m.indices ? m.indices[i * m.nnz + s] : s;
-          to[c * panel<A> + i % lanes] = load(values[i * m.nnz + s]);
-        }
+      for (int64_t i = 0; i < lanes; ++i) {
+        A* row = rows.get() + i * m.in;
+        v * lanes + i < m.rows ? unpack<T>(m, v * lanes + i, row) : std::fill(row, row + m.in, A(0));
+      }
+      transpose(rows.get(), m.in, lanes, m.in, packed + v / 2 * m.in * panel<A> + v % 2 * lanes, panel<A>);
     }
   });
 }
@@ -145,7 +143,8 @@ void add_all(const FlyLora& a, const Accumulator<T>* winners) {
   const int64_t r = a.matrix.rows, panels = parts(a.out, width);
   Scratch<Accumulator<T>> b(panels * r * width);
   parallel_for(panels, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) transpose(static_cast<const T*>(a.b), a.out, r, p, b.get() + p * r * width);
+    for (int64_t p = begin; p < end; ++p)
+      transpose_panel(static_cast<const T*>(a.b), a.out, r, p, b.get() + p * r * width);
   });
   sum_winners<T>({winners, a.indices, a.rows, a.k, b.get(), r, a.out, static_cast<Accumulator<T>>(a.scale),
                   static_cast<const T*>(a.base), static_cast<T*>(a.y)});
@@ -173,12 +172,13 @@ void run(const FlyLora& a) {
   const int64_t r = a.matrix.rows;
   Scratch<A> y(a.rows * r), wide(half ? a.rows * a.k : 0);
   A* winners = half ? wide.get() : static_cast<A*>(a.winners);
-  const bool few_project = a.rows <= (a.matrix.indices ? 4 : 16), few_add = a.rows <= 4;
-  few_project ? project_few<T>(a, y.get()) : project_all<T>(a, y.get());
+  const bool few = a.rows <= 2;
+  few ? project_few<T>(a, y.get()) : project_all<T>(a, y.get());
   const DType dtype = std::is_same_v<A, double> ? DType::f64 : DType::f32;
   winner_take_all({y.get(), dtype, a.rows, r, a.k, a.bias, a.selection, winners, a.indices});
-  if (half) narrow(winners, static_cast<T*>(a.winners), a.rows * a.k);
-  few_add ? add_few<T>(a, winners) : add_all<T>(a, winners);
+  if (half)
+    for (int64_t s = 0; s < a.rows * a.k; ++s) store(static_cast<T*>(a.winners)[s], winners[s]);
+  few ? add_few<T>(a, winners) : add_all<T>(a, winners);
 }
 
 }  // namespace

@@ -26,13 +26,13 @@ inline A total(const typename Vector<A, bytes>::type& v) {
 }
 
 // One row of g meets its k winners in a panel: shares_j = g . b_j and grad_b_j += y_j g.
-template <class A>
-inline void meet(const A* g, const A* b, const A* y, const int64_t* indices, int64_t k, A* shares, A* grad_b) {
+template <class T, class A = Accumulator<T>>
+inline void meet(const T* g, const A* b, const A* y, const int64_t* indices, int64_t k, A* shares, A* grad_b) {
   constexpr int64_t lanes = Vector<A>::lanes, held = 8;
   for (int64_t c = 0; c < width; c += held * lanes) {
     typename Vector<A>::type part[held];
 #pragma GCC unroll 8
-    for (int64_t h = 0; h < held; ++h) part[h] = vector_at(g + c + h * lanes);
+    for (int64_t h = 0; h < held; ++h) part[h] = read(g + c + h * lanes);
     for (int64_t j = 0; j < k; ++j) {
       const A* from = b + indices[j] * width + c;
       A* to = grad_b + indices[j] * width + c;
@@ -56,35 +56,31 @@ void meet_panel(const FlyLoraBackward& a, const Accumulator<T>* winners, int64_t
   using A = Accumulator<T>;
   const int64_t r = a.matrix.rows, first = p * width, columns = std::min(width, a.out - first);
   Scratch<A> b(r * width), grad_b(r * width);
-  transpose(static_cast<const T*>(a.b), a.out, r, p, b.get());
+  transpose_panel(static_cast<const T*>(a.b), a.out, r, p, b.get());
   std::fill(grad_b.get(), grad_b.get() + r * width, A(0));
-  A wide[width] = {};
+  T part[width] = {};  // a row's piece of a panel that is not whole
   for (int64_t n = 0; n < a.rows; ++n) {
     const T* g = static_cast<const T*>(a.grad) + n * a.out + first;
     prefetch(g + ahead * a.out, columns);
-    meet(widened(g, columns, wide), b.get(), winners + n * a.k, a.indices + n * a.k, a.k, shares + n * a.k,
+    if (columns < width) g = std::copy(g, g + columns, part) - columns;
+    meet(g, b.get(), winners + n * a.k, a.indices + n * a.k, a.k, shares + n * a.k,
          grad_b.get());
   }
   if (a.grad_b == nullptr) return;
-  T* to = static_cast<T*>(a.grad_b) + first * r;
-  for (int64_t o = 0; o < columns; ++o)
-    for (int64_t i = 0; i < r; ++i) store(to[o * r + i], static_cast<A>(a.scale) * grad_b.get()[i * width + o]);
+  for (int64_t s = 0; s < r * width; ++s) grad_b.get()[s] *= static_cast<A>(a.scale);
+  transpose(grad_b.get(), width, r, columns, static_cast<T*>(a.grad_b) + first * r, r);
 }
 
-// A in panels, zero where no entry is named.
 template <class T>
-void unpack(const Frozen& m, Accumulator<T>* panels) {
-  const T* values = static_cast<const T*>(m.values);
+void unpack_panels(const Frozen& m, Accumulator<T>* panels) {
   parallel_for(m.rows, 1, [&](int64_t begin, int64_t end) {
+    const int64_t count = parts(m.in, width);
+    Scratch<Accumulator<T>> row(count * width);
+    std::fill(row.get() + m.in, row.get() + count * width, Accumulator<T>(0));
     for (int64_t i = begin; i < end; ++i) {
-      for (int64_t p = 0; p < parts(m.in, width); ++p) {
-        Accumulator<T>* row = panels + (p * m.rows + i) * width;
-        std::fill(row, row + width, Accumulator<T>(0));
-      }
-      for (int64_t s = 0; s < m.nnz; ++s) {
-        const int64_t c = m.indices ? m.indices[i * m.nnz + s] : s;
-        panels[(c / width * m.rows + i) * width + c % width] = load(values[i * m.nnz + s]);
-      }
+      unpack<T>(m, i, row.get());
+      for (int64_t p = 0; p < count; ++p)
+        std::copy(row.get() + p * width, row.get() + (p + 1) * width, panels + (p * m.rows + i) * width);
     }
   });
 }
@@ -107,7 +103,7 @@ void run(const FlyLoraBackward& a) {
     for (int64_t p = 0; p < panels; ++p)
       for (int64_t s = begin; s < end; ++s) gy.get()[s] += shares.get()[p * count + s];
   });
-  unpack<T>(m, rows_of_a.get());
+  unpack_panels<T>(m, rows_of_a.get());
   sum_winners<T>({gy.get(), a.indices, a.rows, a.k, rows_of_a.get(), m.rows, m.in, static_cast<A>(a.scale), nullptr,
                   static_cast<T*>(a.grad_x)});
 }
