@@ -33,8 +33,8 @@ figure { margin: 0; } svg { display: block; width: 100%; height: auto; max-width
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; }
 th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; } thead th { border-bottom-width: 2px; }
-td.words { text-align: left; }
+td { white-space: nowrap; } th.words, td.words { text-align: left; white-space: normal; }
+th:first-child, td:first-child { padding-left: 0; } thead th { border-bottom-width: 2px; }
 code { overflow-wrap: anywhere; }
 """
 
@@ -84,14 +84,14 @@ def _finite(value: Any) -> Any:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", words: Sequence[int] = (0,)) -> str:
-    """An HTML table of escaped text; the columns `words` are set to the left."""
-    top = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in head)
-    lines = "\n".join(
-        "<tr>"
-        + "".join(f"<td{' class=words' if i in words else ''}>{escape(c)}</td>" for i, c in enumerate(row))
-        + "</tr>"
-        for row in rows
-    )
+    """An HTML table of escaped text; the columns `words` are set to the left and may wrap."""
+
+    def cells(kind: str, row: Sequence[str]) -> str:
+        return "".join(
+            f"<{kind}{' class=words' if i in words else ''}>{escape(cell)}</{kind}>" for i, cell in enumerate(row)
+        )
+
+    top, lines = cells("th", head), "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
     title = f'<p class="soft">{escape(caption)}</p>\n' if caption else ""
     table = f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
     return f'{title}<div class="scroll" tabindex="0">{table}</div>'

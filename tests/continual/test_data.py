@@ -6,6 +6,7 @@ import torch
 from made_images import make_pack, save
 from safetensors.torch import save_file
 
+from flyk.continual.backbone import EfficientNetLite0
 from flyk.continual.data import features_from_file, features_from_images
 
 RNG = np.random.default_rng(0)
@@ -116,3 +117,11 @@ def test_cache_knows_images_and_resolution_but_not_labels(cache, tmp_path):
 def test_tiny_resolution_is_refused(cache, tmp_path):
     with pytest.raises(ValueError, match="resolution"):
         features_from_images(make_pack(tmp_path / "pack.npz"), resolution=8)
+
+
+def test_damaged_weights_are_named(cache, tmp_path):
+    backbone = EfficientNetLite0(32)
+    backbone.weights = tmp_path / "weights.pth"
+    backbone.weights.write_bytes(b"no weights")
+    with pytest.raises(ValueError, match=r"weights\.pth"):
+        backbone.features([np.zeros((8, 8), dtype=np.uint8)])
