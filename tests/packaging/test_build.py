@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sysconfig
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -73,7 +74,9 @@ def test_install_without_compiler_serves_by_plain_pytorch(
     wheels: dict[str, Path], python: Callable[..., str], tmp_path: Path
 ) -> None:
     python("-m", "pip", "install", "--no-deps", "--target", tmp_path / "site", wheels["pure"], cwd=tmp_path)
-    output = python("-c", PURE, cwd=tmp_path, PYTHONPATH=str(tmp_path / "site"), FLYK_BACKEND="")
+    # Without `site`, for an editable install hooks in there and would find the tree's own extension.
+    path = os.pathsep.join((str(tmp_path / "site"), sysconfig.get_path("purelib")))
+    output = python("-S", "-c", PURE, cwd=tmp_path, PYTHONPATH=path, FLYK_BACKEND="")
     assert str(tmp_path / "site") in output
 
 
