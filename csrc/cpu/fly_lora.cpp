@@ -85,26 +85,28 @@ Accumulator<T> entry(const Frozen& m, const T* x, int64_t i) {
   return sum;
 }
 
-// y (rows, r) for at most `block` rows of x. `sums` holds block * padded(r).
+// y (rows, r) for some rows of x, all of them by one panel of A before the next. `sums` holds rows * padded(r).
 template <class T>
-void project_block(const Frozen& m, const T* x, int64_t rows, const Accumulator<T>* packed, Accumulator<T>* sums,
-                   Accumulator<T>* y) {
+void project_rows(const Frozen& m, const T* x, int64_t rows, const Accumulator<T>* packed, Accumulator<T>* sums,
+                  Accumulator<T>* y) {
   using A = Accumulator<T>;
   const int64_t stride = padded<A>(m.rows);
   std::fill(sums, sums + rows * stride, A(0));
   const auto add = [&](const A* from, int64_t x_stride, int64_t first, int64_t n) {
     for (int64_t i = 0; i < stride; i += panel<A>)
-      multiply<block>(rows, from, x_stride, packed + i * m.in + first * panel<A>, n, sums + i, stride);
+      for (int64_t row = 0; row < rows; row += block)
+        multiply<block>(std::min(block, rows - row), from + row * x_stride, x_stride,
+                        packed + i * m.in + first * panel<A>, n, sums + row * stride + i, stride);
   };
   if constexpr (std::is_same_v<T, A>) {
     add(x, m.in, 0, m.in);
   } else {
     constexpr int64_t chunk = 256;
-    A wide[block * chunk];
+    Scratch<A> wide(rows * chunk);
     for (int64_t c = 0; c < m.in; c += chunk) {
       const int64_t n = std::min(chunk, m.in - c);
-      for (int64_t row = 0; row < rows; ++row) widen(x + row * m.in + c, wide + row * chunk, n);
-      add(wide, chunk, c, n);
+      for (int64_t row = 0; row < rows; ++row) widen(x + row * m.in + c, wide.get() + row * chunk, n);
+      add(wide.get(), chunk, c, n);
     }
   }
   for (int64_t row = 0; row < rows; ++row) {
@@ -123,10 +125,11 @@ void project_all(const FlyLora& a, Accumulator<T>* y) {
   const T* x = static_cast<const T*>(a.x);
   Scratch<A> packed(padded<A>(m.rows) * m.in);
   pack<T>(m, packed.get());
-  parallel_for(a.rows, block, [&](int64_t begin, int64_t end) {
-    Scratch<A> sums(block * padded<A>(m.rows));
-    for (int64_t n = begin; n < end; n += block)
-      project_block(m, x + n * m.in, std::min(block, end - n), packed.get(), sums.get(), y + n * m.rows);
+  const int64_t grain = m.rows > panel<A> ? 4 * block : block;  // rows that share a panel of A while it is in L2
+  parallel_for(a.rows, grain, [&](int64_t begin, int64_t end) {
+    Scratch<A> sums(grain * padded<A>(m.rows));
+    for (int64_t n = begin; n < end; n += grain)
+      project_rows(m, x + n * m.in, std::min(grain, end - n), packed.get(), sums.get(), y + n * m.rows);
   });
 }
 

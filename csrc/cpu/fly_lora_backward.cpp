@@ -63,14 +63,14 @@ void meet_panel(const FlyLoraBackward& a, const Accumulator<T>* winners, int64_t
     const T* g = static_cast<const T*>(a.grad) + n * a.out + first;
     prefetch(g + ahead * a.out, columns);
     if (columns < width) g = std::copy(g, g + columns, part) - columns;
-    meet(g, b.get(), winners + n * a.k, a.indices + n * a.k, a.k, shares + n * a.k,
-         grad_b.get());
+    meet(g, b.get(), winners + n * a.k, a.indices + n * a.k, a.k, shares + n * a.k, grad_b.get());
   }
   if (a.grad_b == nullptr) return;
   for (int64_t s = 0; s < r * width; ++s) grad_b.get()[s] *= static_cast<A>(a.scale);
   transpose(grad_b.get(), width, r, columns, static_cast<T*>(a.grad_b) + first * r, r);
 }
 
+// A, dense, as panels.
 template <class T>
 void unpack_panels(const Frozen& m, Accumulator<T>* panels) {
   parallel_for(m.rows, 1, [&](int64_t begin, int64_t end) {
