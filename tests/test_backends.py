@@ -146,7 +146,6 @@ def tasks() -> int:
 
 @csrc
 def test_one_pool_of_threads_that_follows_torch(threads: Callable[[int], None]) -> None:
-    assert len(thread_pools()) == 1
     code = (
         "import sys, torch; sys.path.insert(0, 'tests'); import test_backends as t; t.same([], []); "
         "torch.set_num_threads({}); before = t.tasks(); t.work(); print(len(t.thread_pools()), t.tasks() - before)"

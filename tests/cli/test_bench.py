@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -103,10 +104,11 @@ def test_the_same_cases_run_under_pytest_benchmark(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "bench", "-q", "-p", "no:cacheprovider", "-k", chosen, *limits],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")},
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(file.read_text())["benchmarks"]
     assert [each["param"].rsplit("-", 1)[1] for each in found] == ["published", "eager", "flyk"]
     for each in found:
