@@ -1,5 +1,5 @@
 // project, sparse rows: y[n, m] = act(sum over the entries j of row m of value[m, j] x[n, index[m, j]]).
-#include "operators.h"
+#include "project.h"
 
 namespace flyk {
 namespace FLYK_ISA {
@@ -7,27 +7,25 @@ namespace FLYK_ISA {
 namespace {
 
 template <class T>
-void run(const Project& a, int64_t begin, int64_t end) {
-  using A = Accumulator<T>;
-  const Frozen& r = a.matrix;
-  for (int64_t n = begin; n < end; ++n) {
-    const T* x = static_cast<const T*>(a.x) + n * r.in;
-    for (int64_t m = 0; m < r.rows; ++m) {
-      A sum = 0;
-      for (int64_t j = m * r.nnz; j < (m + 1) * r.nnz; ++j)
-        sum += load(static_cast<const T*>(r.values)[j]) * load(x[r.indices[j]]);
-      if (a.activation == Activation::relu && sum < A(0)) sum = A(0);
-      store(static_cast<T*>(a.y)[n * r.rows + m], sum);
+void run(const Project& a) {
+  const Projector<T> projector(a);
+  const int64_t tile = projector.tile, tiles = parts(a.rows, tile), m = a.matrix.rows;
+  // A task is a tile of rows; where tiles are few, a piece of the matrix too, so that every thread has work.
+  const int64_t pieces = std::clamp<int64_t>(2 * Pool::threads() / std::max<int64_t>(tiles, 1), 1, 1 + m / 1024);
+  parallel_for(tiles * pieces, 1, [&](int64_t begin, int64_t end) {
+    const Scratch<Accumulator<T>> x(a.matrix.in * tile);
+    for (int64_t task = begin; task < end; ++task) {
+      const int64_t row = task / pieces * tile, count = std::min(tile, a.rows - row), piece = task % pieces;
+      const int64_t first = m * piece / pieces, last = m * (piece + 1) / pieces;
+      projector.run(row, count, first, last, x.get(), static_cast<T*>(a.y) + row * m + first, m);
     }
-  }
+  });
 }
 
 }  // namespace
 
 void project(const Project& a) {
-  by_dtype(a.dtype, [&](auto t) {
-    parallel_for(a.rows, 8, [&](int64_t begin, int64_t end) { run<decltype(t)>(a, begin, end); });
-  });
+  by_dtype(a.dtype, [&](auto t) { run<decltype(t)>(a); });
 }
 
 }  // namespace FLYK_ISA
