@@ -94,7 +94,8 @@ def gradients_of(function: Callable[..., Any], arguments: Arguments, names: Iter
     out = out[0] if isinstance(out, tuple) else out
     if not out.requires_grad:  # a reference that had no row to look at
         return {name: torch.zeros_like(value) for name, value in inputs.items()}
-    return dict(zip(inputs, torch.autograd.grad(out, list(inputs.values()), grad.to(out.dtype)), strict=True))
+    found = torch.autograd.grad(out, list(inputs.values()), grad.to(out.dtype), materialize_grads=True)
+    return dict(zip(inputs, found, strict=True))
 
 
 def _gradient_claims(case: Case, device: torch.device | str) -> Iterable[Claim]:

@@ -41,7 +41,9 @@ def check(bank: Tensor, online: Tensor, decays: Sequence[float]) -> None:
 def reference(bank: Tensor, online: Tensor, decays: Sequence[float]) -> None:
     acc = _check.accumulator(bank.dtype)
     for head, decay in zip(bank, decays, strict=True):
-        head.copy_(decay * head.to(acc) + (1 - decay) * online.to(acc))
+        moved = head.to(acc).mul_(decay).add_(online.to(acc), alpha=1 - decay)  # head itself where it is of dtype acc
+        if moved is not head:
+            head.copy_(moved)
 
 
 def fake(bank: Tensor, online: Tensor, decays: Sequence[float]) -> None:

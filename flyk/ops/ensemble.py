@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -93,33 +95,38 @@ def reference(
     expert_ids: Tensor,
     seen: Tensor | None = None,
 ) -> Tensor:
-    p = h.new_zeros(h.shape[0], online_weight.shape[0])
-    for expert, rows in _groups(expert_ids):
-        weight, bias = _heads(online_weight, online_bias, bank_weight, bank_bias, expert)
-        p[rows] = _softmax(h[rows], weight, bias, seen).amax(1).to(h.dtype)
-    return p
+    order, grouped, experts = _group(h, expert_ids, bank_weight.shape[0])
+    p = _softmax(grouped, online_weight, online_bias, bank_weight, bank_bias, experts, seen).amax(1)
+    return torch.empty_like(p).index_copy(0, order, p).to(h.dtype)
 
 
-def _groups(expert_ids: Tensor) -> list[tuple[int, Tensor]]:
-    """Each expert that has rows, and those rows."""
-    return [(e, (expert_ids == e).nonzero().squeeze(1)) for e in expert_ids.unique().tolist()]
+def _group(h: Tensor, expert_ids: Tensor, num_experts: int) -> tuple[Tensor, Tensor, list[tuple[int, slice]]]:
+    """The order that brings the rows of an expert together, the rows in it, and each expert's place in them."""
+    order = expert_ids.argsort(stable=True)
+    ends = [0, *expert_ids.bincount(minlength=num_experts).cumsum(0).tolist()]
+    experts = [(e, slice(*span)) for e, span in enumerate(itertools.pairwise(ends)) if span[0] < span[1]]
+    return order, h[order].to(_check.accumulator(h.dtype)), experts
 
 
-def _heads(
-    online_weight: Tensor, online_bias: Tensor | None, bank_weight: Tensor, bank_bias: Tensor | None, expert: int
-) -> tuple[Tensor, Tensor]:
-    """The online head and an expert's EMA heads, stacked: (n + 1, C, d) and (n + 1, C)."""
-    weight = torch.cat((online_weight.unsqueeze(0), bank_weight[expert]))
-    zero = weight.new_zeros(weight.shape[:2])
-    online = zero[:1] if online_bias is None else online_bias.unsqueeze(0)
-    return weight, torch.cat((online, zero[1:] if bank_bias is None else bank_bias[expert]))
+def _softmax(
+    h: Tensor,
+    online_weight: Tensor,
+    online_bias: Tensor | None,
+    bank_weight: Tensor,
+    bank_bias: Tensor | None,
+    experts: list[tuple[int, slice]],
+    seen: Tensor | None,
+) -> Tensor:
+    """The softmax of each head of each grouped row, the online one first: (N, n + 1, C) in h's dtype."""
 
+    def logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        flat = None if bias is None else bias.flatten().to(h.dtype)
+        return F.linear(rows, weight.flatten(0, 1).to(h.dtype), flat).unflatten(1, weight.shape[:2])
 
-def _softmax(h: Tensor, weight: Tensor, bias: Tensor, seen: Tensor | None) -> Tensor:
-    """The softmax of each head of each row, (N, n + 1, C), in the accumulator's dtype."""
-    acc = _check.accumulator(h.dtype)
-    logits = F.linear(h.to(acc), weight.flatten(0, 1).to(acc), bias.flatten().to(acc)).unflatten(1, bias.shape)
-    return (logits if seen is None else logits.masked_fill(~seen, -torch.inf)).softmax(-1)
+    bank = [logits(h[at], bank_weight[e], None if bank_bias is None else bank_bias[e]) for e, at in experts]
+    bank = torch.cat([h.new_empty(0, *bank_weight.shape[1:3]), *bank])
+    z = torch.cat((logits(h, online_weight.unsqueeze(0), online_bias), bank), 1)
+    return (z if seen is None else z.masked_fill(~seen, -torch.inf)).softmax(-1)
 
 
 def fake(h: Tensor, online_weight: Tensor, *_: Tensor | None) -> Tensor:
@@ -145,24 +152,22 @@ def reference_backward(
     expert_ids: Tensor,
     seen: Tensor | None,
 ) -> tuple[Tensor, ...]:
-    acc = _check.accumulator(h.dtype)
-    shapes = h.shape, online_weight.shape, online_weight.shape[:1], bank_weight.shape, bank_weight.shape[:3]
-    grads = [h.new_zeros(shape, dtype=acc) for shape in shapes]
-    for expert, rows in _groups(expert_ids):
-        weight, bias = _heads(online_weight, online_bias, bank_weight, bank_bias, expert)
-        p = _softmax(h[rows], weight, bias, seen)
-        # The gradient goes to the head that gave the maximum, shared where heads tie, then back through its softmax.
-        best = (p == p.amax(1, keepdim=True)).to(acc)
-        grad_p = best * (grad[rows].to(acc) / best.sum(1)).unsqueeze(1)
-        grad_logits = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
-        grads[0][rows] = grad_logits.flatten(1) @ weight.flatten(0, 1).to(acc)
-        grad_weight = (grad_logits.flatten(1).t() @ h[rows].to(acc)).view_as(weight)
-        grad_bias = grad_logits.sum(0)
-        grads[1] += grad_weight[0]
-        grads[2] += grad_bias[0]
-        grads[3][expert] = grad_weight[1:]
-        grads[4][expert] = grad_bias[1:]
-    return tuple(g.to(h.dtype) for g in grads)
+    order, grouped, experts = _group(h, expert_ids, bank_weight.shape[0])
+    p = _softmax(grouped, online_weight, online_bias, bank_weight, bank_bias, experts, seen)
+    # The gradient goes to the head that gave the maximum, shared where heads tie, then back through its softmax.
+    best = (p == p.amax(1, keepdim=True)).to(p.dtype)
+    grad_p = best * (grad[order].to(p.dtype) / best.sum(1)).unsqueeze(1)
+    grad_z = p * (grad_p - (grad_p * p).sum(-1, keepdim=True))
+    online, bank = grad_z[:, 0], grad_z[:, 1:].flatten(1)
+    grad_h = online @ online_weight.to(p.dtype)
+    grad_weight, grad_bias = torch.zeros_like(bank_weight, dtype=p.dtype), p.new_zeros(bank_weight.shape[:3])
+    for expert, at in experts:
+        grad_h[at] += bank[at] @ bank_weight[expert].flatten(0, 1).to(p.dtype)
+        grad_weight[expert] = (bank[at].t() @ grouped[at]).view_as(grad_weight[expert])
+        grad_bias[expert] = grad_z[at, 1:].sum(0)
+    grad_h = torch.empty_like(grad_h).index_copy_(0, order, grad_h)
+    grads = grad_h, online.t() @ grouped, online.sum(0), grad_weight, grad_bias
+    return tuple(g.to(h.dtype).contiguous() for g in grads)
 
 
 def fake_backward(

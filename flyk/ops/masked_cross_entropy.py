@@ -43,9 +43,15 @@ def check_values(logits: Tensor, target: Tensor) -> None:
 
 
 def reference(logits: Tensor, target: Tensor) -> Tensor:
-    classes, place = target.unique(return_inverse=True)
-    present = logits[:, classes].to(_check.accumulator(logits.dtype))
-    return F.cross_entropy(present, place).to(logits.dtype)
+    present, place = _present(logits, target)
+    return F.cross_entropy(logits.index_select(1, present).to(_check.accumulator(logits.dtype)), place).to(logits.dtype)
+
+
+def _present(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """The classes in target, ascending, and the place among them of each target."""
+    seen = torch.zeros(logits.shape[1], dtype=torch.bool, device=logits.device)
+    seen[target] = True
+    return seen.nonzero().squeeze(1), (seen.cumsum(0) - 1)[target]
 
 
 def fake(logits: Tensor, target: Tensor) -> Tensor:
@@ -61,12 +67,11 @@ def backward(ctx, grad: Tensor):
 
 
 def reference_backward(grad: Tensor, logits: Tensor, target: Tensor) -> Tensor:
-    classes, place = target.unique(return_inverse=True)
-    p = logits[:, classes].to(_check.accumulator(logits.dtype)).softmax(1)
+    present, place = _present(logits, target)
+    p = logits.index_select(1, present).to(_check.accumulator(logits.dtype)).softmax(1)
     p[torch.arange(len(target), device=p.device), place] -= 1
     out = fake_backward(grad, logits, target).zero_()
-    out[:, classes] = (p * (grad.to(p.dtype) / max(len(target), 1))).to(logits.dtype)
-    return out
+    return out.index_copy_(1, present, p.mul_(grad.to(p.dtype) / max(len(target), 1)).to(logits.dtype))
 
 
 def fake_backward(grad: Tensor, logits: Tensor, target: Tensor) -> Tensor:
