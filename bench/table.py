@@ -1,4 +1,4 @@
-"""Writes the README's table of speeds from the newest result of each processor under bench/results/.
+"""Writes the README's tables of speeds from the newest results of each processor under bench/results/.
 
 python bench/table.py
 """
@@ -26,9 +26,9 @@ def filled(readme: str, results: list[dict[str, Any]]) -> str:
 
 
 def newest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last whole run of each processor; a quick one's cases are too small to tell."""
+    """The last run of each processor over the same operators; a quick one's cases are too small to tell."""
     whole = sorted((r for r in results if not r["quick"]), key=lambda r: r["machine"]["date"])
-    return list({r["machine"]["processor"]: r for r in whole}.values())
+    return list({(r["machine"]["processor"], *sorted({case["op"] for case in r["cases"]})): r for r in whole}.values())
 
 
 def section(result: dict[str, Any]) -> str:
