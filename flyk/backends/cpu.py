@@ -46,9 +46,9 @@ SERVED = {
     "gram_": "reference: GEMM panels of the lower triangle, which PyTorch's library does best",
     "expand_gram_": f"csrc up to {SCATTER_DENSITY:.0%} winners in float32; else the reference's GEMM panels",
     "ridge_solve": "LAPACK's Cholesky, in place",
-    "ema_": "reference",
-    "ensemble": "reference: one GEMM for each expert present",
-    "masked_cross_entropy": "reference",
+    "ema_": "reference: two passes over the bank; csrc has no kernel for it yet",
+    "ensemble": "reference: one GEMM for each expert present; csrc has no kernel for it yet",
+    "masked_cross_entropy": "reference: the columns of the classes present; csrc has no kernel for it yet",
 }
 
 
