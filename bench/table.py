@@ -22,23 +22,27 @@ def filled(readme: str, results: list[dict[str, Any]]) -> str:
     """The README with its table made of these results."""
     head, rest = readme.split(BEGIN)
     _, tail = rest.split(END)
-    return head + BEGIN + ("\n".join(map(section, newest(results))) or EMPTY) + END + tail
+    return head + BEGIN + ("\n".join(map(section, processors(results))) or EMPTY) + END + tail
 
 
-def newest(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The last run of each processor over the same operators; a quick one's cases are too small to tell."""
-    whole = sorted((r for r in results if not r["quick"]), key=lambda r: r["machine"]["date"])
-    return list({(r["machine"]["processor"], *sorted({case["op"] for case in r["cases"]})): r for r in whole}.values())
+def processors(results: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The whole runs of each processor in order of time; a quick run's cases are too small to tell."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for result in sorted(results, key=lambda r: r["machine"]["date"]):
+        if not result["quick"]:
+            found.setdefault(result["machine"]["processor"], []).append(result)
+    return list(found.values())
 
 
-def section(result: dict[str, Any]) -> str:
-    """One machine: a sentence and a table."""
-    about = result["machine"]
+def section(runs: list[dict[str, Any]]) -> str:
+    """One processor: a sentence and a table of each operator's newest run."""
+    about, newest = runs[-1]["machine"], {case["op"]: run for run in runs for case in run["cases"]}
+    cases = [case for op, run in sorted(newest.items()) for case in run["cases"] if case["op"] == op]
     sentence = (
         f"{about['processor']}, {about['threads']} threads, kernels {about['kernels']}, torch {about['torch']}, "
         f"{about['date'][:10]}; error is flyk's largest against float64, relative to the largest entry.\n"
     )
-    return f"{sentence}\n{HEADER}{''.join(map(row, result['cases']))}"
+    return f"{sentence}\n{HEADER}{''.join(map(row, cases))}"
 
 
 def row(case: dict[str, Any]) -> str:
@@ -50,9 +54,14 @@ def row(case: dict[str, Any]) -> str:
     best = min(rivals[rival]["median"] for rival in ("eager", "compiled") if "median" in rivals[rival])
     reached = case["floor"]["seconds"] / flyk
     return (
-        f"| {name} | {published * 1e3:.3g} | {best * 1e3:.3g} | {flyk * 1e3:.3g} | {published / flyk:.1f}x "
+        f"| {name} | {_ms(published)} | {_ms(best)} | {_ms(flyk)} | {published / flyk:.1f}x "
         f"| {best / flyk:.1f}x | {reached:.0%} | {rivals['flyk']['error']:.0e} |\n"
     )
+
+
+def _ms(seconds: float) -> str:
+    ms = seconds * 1e3
+    return f"{ms:,.0f}" if ms >= 100 else f"{ms:.3g}"
 
 
 def committed() -> list[dict[str, Any]]:
