@@ -38,10 +38,11 @@ class CMakeBuild(build_ext):
             shutil.copy(built, library)
 
     def _cmake(self, name: str) -> Path:
-        """Compile in the temporary folder; the path of the library there."""
+        """Compile under build/; the path of the library there."""
         import pybind11
 
-        build = Path(self.build_temp).resolve()
+        # Where setuptools would, but in an editable build too, whose own temporary folder is new each time.
+        build = ROOT / "build" / f"temp.{self.plat_name}-{sys.implementation.cache_tag}"
         configure = [
             "cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja",
             f"-DPython_EXECUTABLE={sys.executable}",
