@@ -67,8 +67,8 @@ inline void write(T* p, const typename Vector<Accumulator<T>>::type& v) {
   if constexpr (std::is_same_v<T, Accumulator<T>>) {
     vector_at(p) = v;
   } else if constexpr (std::is_same_v<T, bf16>) {  // store() of dtypes.h in all lanes
-    const Words w = reinterpret_cast<const Words&>(v), top = w >> 16;
-    const Words bits = (w & 0x7fffffffu) > 0x7f800000u ? top | 0x40u : (w + 0x7fffu + (top & 1u)) >> 16;
+    const Words w = reinterpret_cast<Words>(v), top = w >> 16;
+    const Words bits = v != v ? top | 0x40u : (w + 0x7fffu + (top & 1u)) >> 16;
     *reinterpret_cast<Halves*>(p) = __builtin_convertvector(bits, Halves);
   } else {
 #if defined(__AVX512F__)
@@ -81,19 +81,16 @@ inline void write(T* p, const typename Vector<Accumulator<T>>::type& v) {
   }
 }
 
-// Memory on a cache line, not initialised. Not std::vector, whose code the linker would share between the builds.
+// Memory that starts on a cache line and is not initialised.
 template <class A>
 class Scratch {
  public:
   explicit Scratch(int64_t n) : data_(static_cast<A*>(::operator new(n * sizeof(A), std::align_val_t{64}))) {}
-  Scratch(Scratch&& other) noexcept : data_(std::exchange(other.data_, nullptr)) {}
-  Scratch& operator=(Scratch&& other) noexcept {
-    std::swap(data_, other.data_);
-    return *this;
-  }
+  Scratch(const Scratch&) = delete;
   ~Scratch() { ::operator delete(data_, std::align_val_t{64}); }
   A* get() const { return data_; }
   A& operator[](int64_t i) const { return data_[i]; }
+  void swap(Scratch& other) { std::swap(data_, other.data_); }
 
  private:
   A* data_;
@@ -108,6 +105,7 @@ inline void widen(const T* from, Accumulator<T>* to, int64_t n) {
   for (; i + lanes <= n; i += lanes) vector_at(to + i) = read(from + i);
   for (; i < n; ++i) to[i] = load(from[i]);
 }
+
 #if defined(__AVX512F__)
 // 16 rows of 16 become their columns: for each bit of the place, rows that differ in it alone swap the lanes that do.
 inline void turn(__m512 (&rows)[16]) {
@@ -119,8 +117,8 @@ inline void turn(__m512 (&rows)[16]) {
     for (uint32_t i = 0; i < 16; ++i)
       if (!(i & bit)) {
         const __m512 a = rows[i], b = rows[i + bit];
-        rows[i] = _mm512_permutex2var_ps(a, reinterpret_cast<const __m512i&>(low), b);
-        rows[i + bit] = _mm512_permutex2var_ps(a, reinterpret_cast<const __m512i&>(high), b);
+        rows[i] = _mm512_permutex2var_ps(a, reinterpret_cast<__m512i>(low), b);
+        rows[i + bit] = _mm512_permutex2var_ps(a, reinterpret_cast<__m512i>(high), b);
       }
   }
 }

@@ -175,7 +175,7 @@ class LongRows {
   const Entry<U>* sort(int64_t count, K least) {
     if (count > room_) {
       room_ = std::min(a_.n, count + count / 2);
-      entries_ = Scratch<Entry<U>>(2 * room_);
+      Scratch<Entry<U>>(2 * room_).swap(entries_);
     }
     K largest = least;
     for (int64_t i = 0; i < count; ++i) largest = std::max(largest, keys_[indices_[i]]);
