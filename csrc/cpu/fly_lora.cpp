@@ -48,24 +48,30 @@ void multiply(int64_t rows, const A* x, int64_t x_stride, const A* a, int64_t n,
   if constexpr (most > 1) multiply<most - 1>(rows, x, x_stride, a, n, sums, stride);
 }
 
-// A as panels (in, panel), zero where no entry is named and beyond the last row. `packed` holds padded(r) * in.
+// Both matrices in order: A as panels (in, panel), zero where no entry is named and beyond the last row, and the
+// transpose of B as panels of `width` columns (fly_lora.h).
 template <class A>
 int64_t padded(int64_t r) {
   return parts(r, panel<A>) * panel<A>;
 }
 template <class T>
-void pack(const Frozen& m, Accumulator<T>* packed) {
+void pack(const Frozen& m, int64_t group, Accumulator<T>* packed) {  // a vector's worth of A's rows
   using A = Accumulator<T>;
   constexpr int64_t lanes = Vector<A>::lanes;
-  parallel_for(padded<A>(m.rows) / lanes, 1, [&](int64_t begin, int64_t end) {
-    Scratch<A> rows(lanes * m.in);
-    for (int64_t v = begin; v < end; ++v) {
-      for (int64_t i = 0; i < lanes; ++i) {
-        A* row = rows.get() + i * m.in;
-        v * lanes + i < m.rows ? unpack<T>(m, v * lanes + i, row) : std::fill(row, row + m.in, A(0));
-      }
-      transpose(rows.get(), m.in, lanes, m.in, packed + v / 2 * m.in * panel<A> + v % 2 * lanes, panel<A>);
-    }
+  Scratch<A> rows(lanes * m.in);
+  for (int64_t l = 0; l < lanes; ++l) {
+    A* row = rows.get() + l * m.in;
+    group * lanes + l < m.rows ? unpack<T>(m, group * lanes + l, row) : std::fill(row, row + m.in, A(0));
+  }
+  transpose(rows.get(), m.in, lanes, m.in, packed + group / 2 * m.in * panel<A> + group % 2 * lanes, panel<A>);
+}
+template <class T>
+void prepare(const FlyLora& a, Accumulator<T>* packed, Accumulator<T>* b) {
+  const int64_t r = a.matrix.rows, groups = padded<Accumulator<T>>(r) / Vector<Accumulator<T>>::lanes;
+  parallel_for(groups + parts(a.out, width), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      if (t < groups) pack<T>(a.matrix, t, packed);
+      else transpose_panel(static_cast<const T*>(a.b), a.out, r, t - groups, b + (t - groups) * r * width);
   });
 }
 
@@ -119,17 +125,15 @@ void project_rows(const Frozen& m, const T* x, int64_t rows, const Accumulator<T
 }
 
 template <class T>
-void project_all(const FlyLora& a, Accumulator<T>* y) {
+void project_all(const FlyLora& a, const Accumulator<T>* packed, Accumulator<T>* y) {
   using A = Accumulator<T>;
   const Frozen& m = a.matrix;
   const T* x = static_cast<const T*>(a.x);
-  Scratch<A> packed(padded<A>(m.rows) * m.in);
-  pack<T>(m, packed.get());
   const int64_t grain = m.rows > panel<A> ? 4 * block : block;  // rows that share a panel of A while it is in L2
   parallel_for(a.rows, grain, [&](int64_t begin, int64_t end) {
     Scratch<A> sums(grain * padded<A>(m.rows));
     for (int64_t n = begin; n < end; n += grain)
-      project_rows(m, x + n * m.in, std::min(grain, end - n), packed.get(), sums.get(), y + n * m.rows);
+      project_rows(m, x + n * m.in, std::min(grain, end - n), packed, sums.get(), y + n * m.rows);
   });
 }
 
@@ -139,18 +143,6 @@ void project_few(const FlyLora& a, Accumulator<T>* y) {
   parallel_for(a.rows * m.rows, 1 + 8192 / (m.nnz + 1), [&](int64_t begin, int64_t end) {
     for (int64_t s = begin; s < end; ++s) y[s] = entry(m, static_cast<const T*>(a.x) + s / m.rows * m.in, s % m.rows);
   });
-}
-
-template <class T>
-void add_all(const FlyLora& a, const Accumulator<T>* winners) {
-  const int64_t r = a.matrix.rows, panels = parts(a.out, width);
-  Scratch<Accumulator<T>> b(panels * r * width);
-  parallel_for(panels, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p)
-      transpose_panel(static_cast<const T*>(a.b), a.out, r, p, b.get() + p * r * width);
-  });
-  sum_winners<T>({winners, a.indices, a.rows, a.k, b.get(), r, a.out, static_cast<Accumulator<T>>(a.scale),
-                  static_cast<const T*>(a.base), static_cast<T*>(a.y)});
 }
 
 template <class T>
@@ -172,16 +164,21 @@ template <class T>
 void run(const FlyLora& a) {
   using A = Accumulator<T>;
   constexpr bool half = !std::is_same_v<T, A>;
+  const bool few = a.rows <= 2;
   const int64_t r = a.matrix.rows;
+  Scratch<A> packed(few ? 0 : padded<A>(r) * a.matrix.in), b(few ? 0 : parts(a.out, width) * r * width);
   Scratch<A> y(a.rows * r), wide(half ? a.rows * a.k : 0);
   A* winners = half ? wide.get() : static_cast<A*>(a.winners);
-  const bool few = a.rows <= 2;
-  few ? project_few<T>(a, y.get()) : project_all<T>(a, y.get());
+
+  if (!few) prepare<T>(a, packed.get(), b.get());
+  few ? project_few<T>(a, y.get()) : project_all<T>(a, packed.get(), y.get());
   const DType dtype = std::is_same_v<A, double> ? DType::f64 : DType::f32;
   winner_take_all({y.get(), dtype, a.rows, r, a.k, a.bias, a.selection, winners, a.indices});
   if (half)
     for (int64_t s = 0; s < a.rows * a.k; ++s) store(static_cast<T*>(a.winners)[s], winners[s]);
-  few ? add_few<T>(a, winners) : add_all<T>(a, winners);
+  if (few) return add_few<T>(a, winners);
+  sum_winners<T>({winners, a.indices, a.rows, a.k, b.get(), r, a.out, static_cast<A>(a.scale),
+                  static_cast<const T*>(a.base), static_cast<T*>(a.y)});
 }
 
 }  // namespace

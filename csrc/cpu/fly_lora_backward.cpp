@@ -70,41 +70,36 @@ void meet_panel(const FlyLoraBackward& a, const Accumulator<T>* winners, int64_t
   transpose(grad_b.get(), width, r, columns, static_cast<T*>(a.grad_b) + first * r, r);
 }
 
-// A, dense, as panels.
+// Row i of A, dense, into its place in each panel.
 template <class T>
-void unpack_panels(const Frozen& m, Accumulator<T>* panels) {
-  parallel_for(m.rows, 1, [&](int64_t begin, int64_t end) {
-    const int64_t count = parts(m.in, width);
-    Scratch<Accumulator<T>> row(count * width);
-    std::fill(row.get() + m.in, row.get() + count * width, Accumulator<T>(0));
-    for (int64_t i = begin; i < end; ++i) {
-      unpack<T>(m, i, row.get());
-      for (int64_t p = 0; p < count; ++p)
-        std::copy(row.get() + p * width, row.get() + (p + 1) * width, panels + (p * m.rows + i) * width);
-    }
-  });
+void unpack_panels(const Frozen& m, int64_t i, Accumulator<T>* panels) {
+  const int64_t count = parts(m.in, width);
+  Scratch<Accumulator<T>> row(count * width);
+  std::fill(row.get() + m.in, row.get() + count * width, Accumulator<T>(0));
+  unpack<T>(m, i, row.get());
+  for (int64_t p = 0; p < count; ++p)
+    std::copy(row.get() + p * width, row.get() + (p + 1) * width, panels + (p * m.rows + i) * width);
 }
 
 template <class T>
 void run(const FlyLoraBackward& a) {
   using A = Accumulator<T>;
   const Frozen& m = a.matrix;
-  const int64_t count = a.rows * a.k, panels = parts(a.out, width);
-  Scratch<A> winners(count), shares(panels * count);
+  const int64_t count = a.rows * a.k, panels = parts(a.out, width), rows_of_a = a.grad_x ? m.rows : 0;
+  Scratch<A> winners(count), shares(panels * count), gy(count), dense(parts(m.in, width) * rows_of_a * width);
   widen(static_cast<const T*>(a.winners), winners.get(), count);
-  parallel_for(panels, 1, [&](int64_t begin, int64_t end) {
-    for (int64_t p = begin; p < end; ++p) meet_panel<T>(a, winners.get(), p, shares.get() + p * count);
+  parallel_for(panels + rows_of_a, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t)
+      if (t < panels) meet_panel<T>(a, winners.get(), t, shares.get() + t * count);
+      else unpack_panels<T>(m, t - panels, dense.get());
   });
   if (a.grad_x == nullptr) return;
-
-  Scratch<A> gy(count), rows_of_a(parts(m.in, width) * m.rows * width);
   parallel_for(count, 4096, [&](int64_t begin, int64_t end) {
     std::fill(gy.get() + begin, gy.get() + end, A(0));
     for (int64_t p = 0; p < panels; ++p)
       for (int64_t s = begin; s < end; ++s) gy.get()[s] += shares.get()[p * count + s];
   });
-  unpack_panels<T>(m, rows_of_a.get());
-  sum_winners<T>({gy.get(), a.indices, a.rows, a.k, rows_of_a.get(), m.rows, m.in, static_cast<A>(a.scale), nullptr,
+  sum_winners<T>({gy.get(), a.indices, a.rows, a.k, dense.get(), m.rows, m.in, static_cast<A>(a.scale), nullptr,
                   static_cast<T*>(a.grad_x)});
 }
 
