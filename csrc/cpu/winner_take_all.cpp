@@ -86,13 +86,15 @@ struct Entry {
 
 // Sorts by distance, stably, digit by digit from the lowest; returns where the sorted entries lie, in a or in b.
 template <class U>
-Entry<U>* radix_sort(Entry<U>* a, Entry<U>* b, int64_t n, U largest) {
-  const int widest = n < 4096 ? 9 : 11;
-  int bits = 0;
-  while (bits < int(8 * sizeof(U)) && largest >> bits != 0) ++bits;
-  const int passes = (bits + widest - 1) / widest;
+Entry<U>* radix_sort(Entry<U>* a, Entry<U>* b, int64_t n) {
+  U differ = 0;  // only these bits are sorted by: scores of a half type leave the low ones alone
+  for (int64_t i = 0; i < n; ++i) differ |= a[i].distance;
+  int low = 0, bits = 0;
+  while (differ != 0 && (differ >> low & 1) == 0) ++low;
+  while (low + bits < int(8 * sizeof(U)) && differ >> (low + bits) != 0) ++bits;
+  const int widest = n < 4096 ? 9 : 11, passes = (bits + widest - 1) / widest;
   for (int pass = 0; pass < passes; ++pass) {
-    const int shift = bits * pass / passes, width = bits * (pass + 1) / passes - shift;
+    const int shift = low + bits * pass / passes, width = low + bits * (pass + 1) / passes - shift;
     const U mask = (U(1) << width) - 1;
     uint32_t start[1 << 11];
     std::fill(start, start + mask + 1, 0u);
@@ -179,9 +181,9 @@ class LongRows {
     }
     K largest = least;
     for (int64_t i = 0; i < count; ++i) largest = std::max(largest, keys_[indices_[i]]);
-    const auto below = [&](K key) { return static_cast<U>(static_cast<U>(largest) - static_cast<U>(key)); };
-    for (int64_t i = 0; i < count; ++i) entries_[i] = {below(keys_[indices_[i]]), indices_[i]};
-    return radix_sort(entries_.get(), entries_.get() + room_, count, below(least));
+    for (int64_t i = 0; i < count; ++i)
+      entries_[i] = {static_cast<U>(static_cast<U>(largest) - static_cast<U>(keys_[indices_[i]])), indices_[i]};
+    return radix_sort(entries_.get(), entries_.get() + room_, count);
   }
 
   const WinnerTakeAll& a_;
