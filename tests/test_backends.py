@@ -40,9 +40,9 @@ HIDDEN = """
 CHECK = """
 import flyk
 from flyk.check import cases_of, check_case
-from flyk.backends import cpu
+from flyk.backends.cpu._library import _C
 results = [check_case(c) for name in {operators!r} for c in cases_of(name, quick={quick})]
-print(cpu._C.isa(), len(results), *[str(r) for r in results if not r.passed], sep="\\n")
+print(_C.isa(), len(results), *[str(r) for r in results if not r.passed], sep="\\n")
 """
 
 

@@ -57,7 +57,7 @@ def test_wheel_holds_the_package_and_its_extension_alone(wheels: dict[str, Path]
     names = members(wheels["built"])
     assert all(name.startswith("flyk/") for name in names)
     assert sum(name.startswith("flyk/_C.") for name in names) == 1
-    assert {"flyk/__init__.py", "flyk/py.typed", "flyk/ops/fly_lora.py", "flyk/backends/cpu.py"} <= names
+    assert {"flyk/__init__.py", "flyk/py.typed", "flyk/ops/fly_lora.py", "flyk/backends/cpu/fly_lora.py"} <= names
     assert not any(name.endswith((".cpp", ".h", "_build_failure.txt")) for name in names)
 
 

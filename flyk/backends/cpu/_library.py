@@ -1,0 +1,79 @@
+"""The library that csrc builds: found, lent torch's threads, and called with tensors as addresses."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flyk.backends import Unavailable
+from flyk.ops import _check
+
+try:
+    _C: Any = importlib.import_module("flyk._C")
+except ImportError as error:
+    note = Path(__file__).parents[2] / "_build_failure.txt"
+    reason = note.read_text().strip() if note.exists() else str(error)
+    raise Unavailable(f"the CPU kernels are not there ({reason})") from None
+
+DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+def _openmp_runtimes() -> list[Path]:
+    """The OpenMP runtimes in this process, torch's own first; those beside torch where the system lists none."""
+    home = Path(torch.__file__).parent
+    maps = Path("/proc/self/maps")
+    mapped = maps.read_text().split() if maps.exists() else [str(path) for path in home.glob("lib/*")]
+    found = {Path(name) for name in mapped if re.search(r"/lib[gi]?omp[^/]*$", name)}
+    return sorted(found, key=lambda path: (home not in path.parents, path))
+
+
+def use_torch_threads() -> str | None:
+    """Lend csrc the OpenMP pool that torch runs, so that the process has one, and give its name."""
+    for path in _openmp_runtimes():
+        try:
+            entry = ctypes.CDLL(str(path)).GOMP_parallel
+        except (OSError, AttributeError):
+            continue
+        _C.use_pool(ctypes.cast(entry, ctypes.c_void_p).value)
+        # A forked child has the pool's locks but not its threads.
+        os.register_at_fork(after_in_child=lambda: _C.use_pool(0))
+        return path.name
+    return None
+
+
+def call(kernel: Callable[..., None], *args: Any) -> None:
+    """Call a kernel with tensors as addresses, None as 0, on torch's number of threads."""
+    _C.set_threads(torch.get_num_threads())
+    kernel(*(a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in args))
+
+
+def scores_bias(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    return None if bias is None else bias.to(_check.accumulator(dtype)).contiguous()
+
+
+def frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[Any, ...]:
+    """The arguments by which csrc takes a frozen matrix: values, indices, rows, inputs, entries a row."""
+    columns = None if indices is None else indices.to(torch.int32).contiguous()
+    if columns is not None and columns.numel() == 0:
+        columns = columns.new_zeros(1)  # an empty tensor has no address, and without one a matrix is dense
+    return values.contiguous(), columns, values.shape[0], in_features, values.shape[1]
+
+
+def selection_code(name: str) -> int:
+    return _check.SELECTIONS.index(name)
+
+
+def choose_instruction_set() -> None:
+    """Refuse a FLYK_CPU that this processor has not now, rather than at the first kernel."""
+    try:
+        _C.isa()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,24 @@
+"""project on the CPU: sparse rows by csrc, dense rows by the matrix library."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from flyk.backends.cpu._library import _C, DTYPES, call, frozen
+from flyk.ops import _check
+from flyk.ops.project import reference
+
+SERVED = "csrc for sparse rows; dense rows are a GEMM, which PyTorch's library does best"
+
+
+def project(
+    x: Tensor, values: Tensor, indices: Tensor | None = None, activation: str = "none", precision: str = "float32"
+) -> Tensor:
+    if indices is None or precision != "float32":
+        return reference(x, values, indices, activation, precision)
+    y = x.new_empty(*x.shape[:-1], values.shape[0])
+    rows = _check.rows(x)
+    matrix = frozen(values, indices, x.shape[-1])
+    relu = _check.ACTIVATIONS.index(activation)
+    call(_C.project, rows.contiguous(), DTYPES[x.dtype], rows.shape[0], *matrix, relu, y)
+    return y
