@@ -36,7 +36,6 @@ def _register(name: str) -> None:
     SERVED[name] = here.SERVED
 
 
-_library.choose_instruction_set()
 INSTRUCTION_SETS: list[str] = _library._C.instruction_sets()
 POOL = _library.use_torch_threads()
 for _name in KERNELS:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flyk import tuning
 from flyk.backends import Unavailable
 from flyk.ops import _check
 
@@ -24,6 +25,22 @@ except ImportError as error:
     raise Unavailable(f"the CPU kernels are not there ({reason})") from None
 
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
+
+
+def _instruction_set() -> str:
+    """The one that serves; one in FLYK_CPU that this processor has not is refused now, not at the first kernel."""
+    try:
+        return _C.isa()
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+
+
+ISA = _instruction_set()
+
+
+def crossovers(operator: str) -> dict[str, float]:
+    """What was measured of an operator with this instruction set, see `flyk.tuning`."""
+    return tuning.load(ISA).get(operator, {})
 
 
 def _openmp_runtimes() -> list[Path]:
@@ -69,11 +86,3 @@ def frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[An
 
 def selection_code(name: str) -> int:
     return _check.SELECTIONS.index(name)
-
-
-def choose_instruction_set() -> None:
-    """Refuse a FLYK_CPU that this processor has not now, rather than at the first kernel."""
-    try:
-        _C.isa()
-    except RuntimeError as error:
-        raise ValueError(str(error)) from None

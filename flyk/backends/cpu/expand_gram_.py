@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, call
+from flyk.backends.cpu._library import _C, call, crossovers
 from flyk.backends.cpu.project_topk import project_topk
 from flyk.ops.expand_gram_ import BLOCK, reference
 
 # Above this share of winners the dense panels of the reference are faster than scattering.
-SCATTER_DENSITY = 0.2
+SCATTER_DENSITY = crossovers("expand_gram_")["scatter_density"]
 SERVED = f"csrc up to {SCATTER_DENSITY:.0%} winners in float32; else the reference's GEMM panels"
 
 
