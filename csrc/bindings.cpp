@@ -97,4 +97,14 @@ PYBIND11_MODULE(_C, m) {
                                  at<float>(g), at<float>(q)});
         },
         free_gil);
+  m.def("ensemble",
+        [](Address h, int dtype, int64_t rows, int64_t in, int64_t classes, int64_t experts, int64_t heads,
+           Address online_weight, Address online_bias, Address bank_weight, int64_t expert_stride, int64_t head_stride,
+           int64_t class_stride, Address bank_bias, Address expert_ids, Address seen, Address p) {
+          kernels().ensemble({at<void>(h), static_cast<DType>(dtype), rows, in, classes, experts, heads,
+                              at<void>(online_weight), at<void>(online_bias), at<void>(bank_weight), expert_stride,
+                              head_stride, class_stride, at<void>(bank_bias), at<int64_t>(expert_ids), at<bool>(seen),
+                              at<void>(p)});
+        },
+        free_gil);
 }

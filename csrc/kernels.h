@@ -89,6 +89,20 @@ struct WinnerGram {
   float* q;
 };
 
+struct Ensemble {
+  const void* h;  // (rows, in)
+  DType dtype;
+  int64_t rows, in, classes, experts, heads;
+  const void* online_weight;  // (classes, in)
+  const void* online_bias;    // (classes,) or null
+  const void* bank_weight;    // (experts, heads, classes, in), strides of the first three in entries:
+  int64_t expert_stride, head_stride, class_stride;
+  const void* bank_bias;      // (experts, heads, classes) or null
+  const int64_t* expert_ids;  // (rows,)
+  const bool* seen;           // (classes,) or null
+  void* p;                    // (rows, classes)
+};
+
 // Rows first .. first + rows of a frozen projection; see philox.h.
 struct MakeProjection {
   Kind kind;
@@ -109,6 +123,7 @@ struct Kernels {
   void (*fly_lora)(const FlyLora&);
   void (*fly_lora_backward)(const FlyLoraBackward&);
   void (*winner_gram)(const WinnerGram&);
+  void (*ensemble)(const Ensemble&);
 };
 
 const Kernels& kernels();

@@ -15,6 +15,7 @@ void project_topk(const ProjectTopk&);
 void fly_lora(const FlyLora&);
 void fly_lora_backward(const FlyLoraBackward&);
 void winner_gram(const WinnerGram&);
+void ensemble(const Ensemble&);
 
 }  // namespace FLYK_ISA
 }  // namespace flyk

@@ -40,8 +40,9 @@ COUNTED = [
     (ridge_solve.floor(30, 2), 1800 + 480, 9000 + 3600),
     # Two heads of 6 read and written, one read.
     (ema_.floor(2, 6), 5 * 24, 36),
-    # h 4x3 and p 4x2; the online and two experts' two heads of 2x3 and 2; ids, seen; 3 heads of 2x3 a row.
-    (ensemble.floor(4, 3, 2, 2, 2), 4 * (12 + 8 + 5 * 8) + 32 + 2, 4 * 3 * 2 * 3 * 2),
+    # h 4x3 and p 4x5; of the 2 classes seen, the online and two experts' two heads of 2x3 and 2; ids, seen; 3 heads of
+    # 2x3 a row.
+    (ensemble.floor(4, 3, 2, 2, 5, 2), 4 * (12 + 20 + 5 * 8) + 32 + 5, 4 * 3 * 2 * 3 * 2),
     # Three rows of 2 present columns, three int64 targets; then again, and a 3x7 gradient.
     (masked_cross_entropy.floor(3, 7, 2, False), 24 + 24, 0),
     (masked_cross_entropy.floor(3, 7, 2, True), 48 + 48 + 84, 0),
@@ -54,7 +55,7 @@ def test_counted_by_hand(floor: Floor, moved: int, flop: int) -> None:
 
 
 def test_absent_experts_are_not_read() -> None:
-    assert ensemble.floor(4, 3, 100, 2, 2) == ensemble.floor(4, 3, 4, 2, 2)
+    assert ensemble.floor(4, 3, 100, 2, 2, 2) == ensemble.floor(4, 3, 4, 2, 2, 2)
 
 
 @pytest.mark.parametrize(("moved", "flop", "seconds"), [(50, 0, 5), (101, 0, 20.2), (5000, 0, 1000), (50, 20, 10)])
