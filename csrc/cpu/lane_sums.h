@@ -1,7 +1,8 @@
 // Several vectors summed over their lanes at once.
 //
-// The plain way sums each vector alone, log2(lanes) steps for one number. Here two vectors become one at each step: lane
-// i takes a[i] + a[i ^ step] or, where i has the bit `step`, b[i] + b[i ^ step], until lane i holds the sum of vector i.
+// The plain way sums each vector alone, log2(lanes) steps for one number. Here two vectors become one at each step:
+// lane i takes a[i] + a[i ^ step] or, where i has the bit `step`, b[i] + b[i ^ step], until lane i holds the sum of
+// vector i.
 #pragma once
 
 #include <utility>
