@@ -48,26 +48,25 @@ def at_least_1d(name: str, tensor: Tensor) -> None:
 
 def alike(**tensors: Tensor | None) -> None:
     """All tensors given share the first one's dtype and device."""
-    first, head = "", None
-    for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if head is None:
-            first, head = name, tensor
-        elif tensor.dtype != head.dtype:
-            raise TypeError(f"{name} must have the dtype of {first}, {head.dtype}, got {tensor.dtype}")
-    same_device(**tensors)
+    _share(tensors, dtype=True)
 
 
 def same_device(**tensors: Tensor | None) -> None:
-    first, head = "", None
+    _share(tensors, dtype=False)
+
+
+def _share(tensors: dict[str, Tensor | None], *, dtype: bool) -> None:
+    first, head, device = "", None, None
     for name, tensor in tensors.items():
         if tensor is None:
             continue
         if head is None:
-            first, head = name, tensor
-        elif tensor.device != head.device:
-            raise ValueError(f"{name} must be on the device of {first}, {head.device}, got {tensor.device}")
+            first, head, device = name, tensor, tensor.device
+            continue
+        if dtype and tensor.dtype != head.dtype:
+            raise TypeError(f"{name} must have the dtype of {first}, {head.dtype}, got {tensor.dtype}")
+        if tensor.device != device:
+            raise ValueError(f"{name} must be on the device of {first}, {device}, got {tensor.device}")
 
 
 def choice(name: str, value: str, wanted: Sequence[str]) -> None:
