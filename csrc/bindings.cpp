@@ -107,4 +107,21 @@ PYBIND11_MODULE(_C, m) {
                               at<void>(p)});
         },
         free_gil);
+  m.def("ema_",
+        [](Address bank, int dtype, int64_t heads, int64_t entries, Address online, const std::vector<double>& decays) {
+          kernels().ema_({at<void>(bank), static_cast<DType>(dtype), heads, entries, at<void>(online), decays.data()});
+        },
+        free_gil);
+  m.def("masked_cross_entropy",
+        [](Address logits, int dtype, int64_t rows, int64_t classes, Address target, Address loss) {
+          kernels().masked_cross_entropy({at<void>(logits), static_cast<DType>(dtype), rows, classes,
+                                          at<int64_t>(target), 0, at<void>(loss)});
+        },
+        free_gil);
+  m.def("masked_cross_entropy_backward",
+        [](Address logits, int dtype, int64_t rows, int64_t classes, Address target, double scale, Address grad) {
+          kernels().masked_cross_entropy_backward({at<void>(logits), static_cast<DType>(dtype), rows, classes,
+                                                   at<int64_t>(target), scale, at<void>(grad)});
+        },
+        free_gil);
 }

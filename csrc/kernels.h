@@ -103,6 +103,24 @@ struct Ensemble {
   void* p;                    // (rows, classes)
 };
 
+struct Ema {
+  void* bank;  // (heads, entries)
+  DType dtype;
+  int64_t heads, entries;
+  const void* online;    // (entries,)
+  const double* decays;  // (heads,)
+};
+
+// The forward, or the backward; both look only at the classes that are some row's target.
+struct MaskedCrossEntropy {
+  const void* logits;  // (rows, classes)
+  DType dtype;
+  int64_t rows, classes;
+  const int64_t* target;  // (rows,)
+  double scale;           // of the gradient: the loss's own, over the rows; unused by the forward
+  void* result;           // the loss; or the gradient (rows, classes)
+};
+
 // Rows first .. first + rows of a frozen projection; see philox.h.
 struct MakeProjection {
   Kind kind;
@@ -124,6 +142,9 @@ struct Kernels {
   void (*fly_lora_backward)(const FlyLoraBackward&);
   void (*winner_gram)(const WinnerGram&);
   void (*ensemble)(const Ensemble&);
+  void (*ema_)(const Ema&);
+  void (*masked_cross_entropy)(const MaskedCrossEntropy&);
+  void (*masked_cross_entropy_backward)(const MaskedCrossEntropy&);
 };
 
 const Kernels& kernels();

@@ -1,9 +1,9 @@
 // e^x in every lane of a vector, to within 2 units in the last place over all x, the subnormal results but for theirs.
 //
-// x = n ln 2 + r with n whole and |r| <= ln 2 / 2, so that e^x = 2^n e^r. ln 2 is taken in two parts, the first of so few
-// bits that its product with n is exact. e^r is its Taylor series, cut where the next term is below a tenth of a unit.
-// 2^n is multiplied in as two factors of half the exponent each, which reach infinity and the subnormals as they should;
-// NaN stays NaN.
+// x = n ln 2 + r with n whole and |r| <= ln 2 / 2, so that e^x = 2^n e^r. ln 2 is taken in two parts, the first of so
+// few bits that its product with n is exact. e^r is its Taylor series, cut where the next term is below a tenth of a
+// unit. 2^n is multiplied in as two factors of half the exponent each, which reach infinity and the subnormals as they
+// should; NaN stays NaN.
 #pragma once
 
 #include "vectors.h"

@@ -16,6 +16,9 @@ void fly_lora(const FlyLora&);
 void fly_lora_backward(const FlyLoraBackward&);
 void winner_gram(const WinnerGram&);
 void ensemble(const Ensemble&);
+void ema_(const Ema&);
+void masked_cross_entropy(const MaskedCrossEntropy&);
+void masked_cross_entropy_backward(const MaskedCrossEntropy&);
 
 }  // namespace FLYK_ISA
 }  // namespace flyk

@@ -99,10 +99,13 @@ class FlyLoRALinear(Adapter):
         _check.features("x", x, self.in_features)
         base = None if self.base is None else self.base(x)
         A = self.projection
+        training = self.training
+        if training:
+            x = self.dropout(x)
         out, _, winners = fly_lora_with_winners(
-            self.dropout(x), base, A.values, A.indices, self.B, self.k, self.routing_bias, self.scale, self.selection
+            x, base, A.values, A.indices, self.B, self.k, self.routing_bias, self.scale, self.selection
         )
-        if self.training:
+        if training:
             if self.counts.device != winners.device:
                 self.counts = self.counts.to(winners.device)
             count_winners_(self.counts, winners, mask)

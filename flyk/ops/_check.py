@@ -21,7 +21,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def rows(x: Tensor) -> Tensor:
     """x (..., d) as (N, d), also where a size is 0."""
-    return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x if x.dim() == 2 else x.reshape(x.shape[:-1].numel(), x.shape[-1])
 
 
 def dtype(name: str, tensor: Tensor, wanted: Sequence[torch.dtype] = FLOATING) -> None:
@@ -32,12 +32,13 @@ def dtype(name: str, tensor: Tensor, wanted: Sequence[torch.dtype] = FLOATING) -
 
 def shape(name: str, tensor: Tensor, *wanted: int | str) -> None:
     """Each of `wanted` is a size, or a letter for any size."""
-    fits = tensor.dim() == len(wanted) and all(
-        isinstance(w, str) or s == w for s, w in zip(tensor.shape, wanted, strict=True)
-    )
+    sizes = tensor.shape
+    fits = len(sizes) == len(wanted)
+    for size, want in zip(sizes, wanted, strict=False):
+        fits = fits and (isinstance(want, str) or size == want)
     if not fits:
         text = ", ".join(str(w) for w in wanted)
-        raise ValueError(f"{name} must have shape ({text}{',' * (len(wanted) == 1)}), got {tuple(tensor.shape)}")
+        raise ValueError(f"{name} must have shape ({text}{',' * (len(wanted) == 1)}), got {tuple(sizes)}")
 
 
 def at_least_1d(name: str, tensor: Tensor) -> None:
@@ -47,18 +48,25 @@ def at_least_1d(name: str, tensor: Tensor) -> None:
 
 def alike(**tensors: Tensor | None) -> None:
     """All tensors given share the first one's dtype and device."""
-    (first, head), *rest = ((n, t) for n, t in tensors.items() if t is not None)
-    for name, tensor in rest:
-        if tensor.dtype != head.dtype:
-            raise TypeError(f"{name} must have the dtype of {first}, {head.dtype}, got {tensor.dtype}")
-    same_device(**tensors)
+    _share(tensors, dtype=True)
 
 
 def same_device(**tensors: Tensor | None) -> None:
-    (first, head), *rest = ((n, t) for n, t in tensors.items() if t is not None)
-    for name, tensor in rest:
-        if tensor.device != head.device:
-            raise ValueError(f"{name} must be on the device of {first}, {head.device}, got {tensor.device}")
+    _share(tensors, dtype=False)
+
+
+def _share(tensors: dict[str, Tensor | None], *, dtype: bool) -> None:
+    first, head, device = "", None, None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if head is None:
+            first, head, device = name, tensor, tensor.device
+            continue
+        if dtype and tensor.dtype != head.dtype:
+            raise TypeError(f"{name} must have the dtype of {first}, {head.dtype}, got {tensor.dtype}")
+        if tensor.device != device:
+            raise ValueError(f"{name} must be on the device of {first}, {device}, got {tensor.device}")
 
 
 def choice(name: str, value: str, wanted: Sequence[str]) -> None:

@@ -29,7 +29,8 @@ class Operator:
             It looks at shapes, dtypes and devices only, so that it can be traced.
         check_values: the same for what only the data can tell (labels in range); called by kernels alone.
         fake: the shape rule.
-        backward, setup_context: as `torch.library.register_autograd` wants them.
+        backward, setup_context: as `torch.library.register_autograd` wants them, for an operator whose first output
+            alone is differentiable.
         autocast: names of the tensor arguments that autocast lowers to its dtype, as `nn.Linear` does; or
             a dtype they are raised to. Without it autocast leaves the operator alone.
     """
@@ -57,8 +58,9 @@ class Operator:
         self.register(reference, "CompositeExplicitAutograd")
         checks = self._checks[:1] if check is not None else []
         torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
-        if backward is not None:
-            torch.library.register_autograd(f"flyk::{self.name}", backward, setup_context=setup_context, lib=_library)
+        if backward is not None and setup_context is not None:
+            kernel = _autograd_kernel(self.overload, backward, setup_context)
+            _library.impl(self.name, kernel, "Autograd", with_keyset=True)
         if autocast:
             names = [argument.name for argument in self._arguments]
             for device in ("CPU", "CUDA"):
@@ -71,11 +73,14 @@ class Operator:
             kernel = _counted(kernel, self._written)
         _library.impl(self.name, _after(self._checks, kernel), key)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():
-            return self.overload(*args, **kwargs)
+            return self.overload(*args)
         try:
-            return self.overload(*args, **kwargs)
+            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+                return self.overload(*args)
+            with torch._C._AutoDispatchBelowAutograd():  # nothing to record: autograd's kernel would cost 6 us
+                return self.overload(*args)
         except AttributeError:  # the dispatcher takes None for any tensor; the checks then stumble over it
             for argument, value in zip(self._arguments, args, strict=False):
                 if value is None and isinstance(argument.type, torch.TensorType):
@@ -97,10 +102,10 @@ def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Cal
         return kernel
 
     @functools.wraps(kernel)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: Any) -> Any:
         for check in checks:
-            check(*args, **kwargs)
-        return kernel(*args, **kwargs)
+            check(*args)
+        return kernel(*args)
 
     return checked
 
@@ -117,6 +122,39 @@ def _counted(kernel: Callable[..., Any], written: list[bool]) -> Callable[..., A
         return result
 
     return counted
+
+
+def _autograd_kernel(overload: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> Any:
+    """What `torch.library.register_autograd` makes, without the 30 us that it takes to record a gradient."""
+    below = torch._C._after_autograd_keyset
+    defaults = tuple(a.default_value for a in overload._schema.arguments)
+
+    def run(keyset: Any, args: Sequence[Any]) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            return overload.redispatch(keyset & below, *args)
+
+    class Recorded(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            *inputs, keyset = args  # last, so that the inputs keep their places in ctx.needs_input_grad
+            ctx.set_materialize_grads(False)  # no zeros for outputs without a gradient
+            result = run(keyset, inputs)
+            setup_context(ctx, inputs, result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Tensor | None) -> Any:
+            if grads[0] is None:
+                return (None,) * (len(defaults) + 1)
+            return (*backward(ctx, *grads), None)
+
+    def kernel(keyset: Any, *args: Any) -> Any:
+        if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            # The dispatcher leaves out trailing arguments that equal their defaults.
+            return Recorded.apply(*args, *defaults[len(args) :], keyset)
+        return run(keyset, args)
+
+    return kernel
 
 
 def _autocast_kernel(

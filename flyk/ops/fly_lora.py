@@ -129,7 +129,8 @@ def setup_context(ctx, inputs, output) -> None:
 
 
 def backward(ctx, grad: Tensor, *_: Tensor | None):
-    need_x, need_base, need_B = (ctx.needs_input_grad[i] for i in (0, 1, 4))
+    needs = ctx.needs_input_grad
+    need_x, need_base, need_B = needs[0], needs[1], needs[4]
     winners, winner_indices, values, indices, B = ctx.saved_tensors
     grad_x = grad_B = None
     if need_x or need_B:

@@ -69,19 +69,24 @@ def use_torch_threads() -> str | None:
 def call(kernel: Callable[..., None], *args: Any) -> None:
     """Call a kernel with tensors as addresses, None as 0, on torch's number of threads."""
     _C.set_threads(torch.get_num_threads())
-    kernel(*(a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in args))
+    kernel(*[a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in args])
 
 
 def scores_bias(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    return None if bias is None else bias.to(_check.accumulator(dtype)).contiguous()
+    if bias is None:
+        return None
+    wanted = _check.accumulator(dtype)
+    return (bias if bias.dtype == wanted else bias.to(wanted)).contiguous()
 
 
 def frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[Any, ...]:
     """The arguments by which csrc takes a frozen matrix: values, indices, rows, inputs, entries a row."""
-    columns = None if indices is None else indices.to(torch.int32).contiguous()
-    if columns is not None and columns.numel() == 0:
-        columns = columns.new_zeros(1)  # an empty tensor has no address, and without one a matrix is dense
-    return values.contiguous(), columns, values.shape[0], in_features, values.shape[1]
+    if indices is not None:
+        indices = (indices if indices.dtype == torch.int32 else indices.to(torch.int32)).contiguous()
+        if indices.numel() == 0:
+            indices = indices.new_zeros(1)  # an empty tensor has no address, and without one a matrix is dense
+    rows, entries = values.shape
+    return values.contiguous(), indices, rows, in_features, entries
 
 
 def selection_code(name: str) -> int:
