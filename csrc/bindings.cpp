@@ -92,9 +92,9 @@ PYBIND11_MODULE(_C, m) {
         free_gil);
   m.def("winner_gram",
         [](Address winners, Address indices, Address labels, int64_t rows, int64_t k, int64_t m, int64_t classes,
-           Address g, Address q) {
+           Address g, Address q, bool scatter) {
           kernels().winner_gram({at<float>(winners), at<int64_t>(indices), at<int64_t>(labels), rows, k, m, classes,
-                                 at<float>(g), at<float>(q)});
+                                 at<float>(g), at<float>(q), scatter});
         },
         free_gil);
   m.def("ensemble",

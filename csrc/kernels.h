@@ -87,6 +87,7 @@ struct WinnerGram {
   int64_t rows, k, m, classes;
   float* g;
   float* q;
+  bool scatter;  // for few winners; else by panels, see winner_gram.cpp
 };
 
 struct Ensemble {

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, choose, decided, frozen, normal
 from flyk.bench.gram_ import BATCH, UNFUSED, add_panels, lower
 from flyk.bench.gram_ import published as published_gram_
+from flyk.ops.project import dense
 
 BUFFER = 1024  # rows that the expert gathers before G is touched
 
@@ -22,10 +24,15 @@ def published(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int
     return G, Q
 
 
-def eager(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int | None) -> Result:
+def eager(
+    G: Tensor, Q: Tensor, h: Tensor, R: Tensor, columns: Tensor | None, values: Tensor, labels: Tensor, k: int | None
+) -> Result:
     # The batches come one by one and are gathered first; so too below.
     for rows, ids in zip(torch.cat(h.split(BATCH)).split(BUFFER), labels.split(BUFFER), strict=True):
-        phi = torch.mm(rows, R).relu_()
+        if columns is None:
+            phi = torch.mm(rows, R).relu_()
+        else:
+            phi = F.embedding_bag(columns, rows.t().contiguous(), mode="sum", per_sample_weights=values).t().relu_()
         if k is not None:
             winners, places = phi.topk(k, sorted=False)
             phi = phi.zero_().scatter_(-1, places, winners)
@@ -33,18 +40,21 @@ def eager(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int | N
     return G, Q
 
 
-def ours(ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, labels: Tensor, k: int | None) -> Result:
-    ops.expand_gram_(G, Q, torch.cat(h.split(BATCH)), values, None, labels, activation="relu", k=k)
+def ours(
+    ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, indices: Tensor | None, labels: Tensor, k: int | None
+) -> Result:
+    ops.expand_gram_(G, Q, torch.cat(h.split(BATCH)), values, indices, labels, activation="relu", k=k)
     return G, Q
 
 
-def floor(rows: int, d: int, m: int, classes: int, k: int | None) -> Floor:
-    """h and R read once, the lower triangle of G and Q read and written once. Per row 2 d m flop to expand and m² for
-    the triangle, or k² for k winners.
+def floor(rows: int, d: int, m: int, classes: int, k: int | None, nnz: int | None = None) -> Floor:
+    """h and R read once, the lower triangle of G and Q read and written once. Per row 2 d m flop to expand (2 nnz m
+    where R has nnz entries a row) and m² for the triangle, or k² for k winners.
     """
     active = m if k is None else k
-    moved = rows * d * FLOAT + m * d * FLOAT + 4 * m * m + 2 * m * classes * FLOAT
-    return Floor(moved, rows * (2 * d * m + active * active + active))
+    matrix, entries = (m * d * FLOAT, d) if nnz is None else (m * nnz * 2 * FLOAT, nnz)
+    moved = rows * d * FLOAT + matrix + 4 * m * m + 2 * m * classes * FLOAT
+    return Floor(moved, rows * (2 * entries * m + active * active + active))
 
 
 def case(
@@ -52,6 +62,7 @@ def case(
     d: int,
     m: int,
     k: int | None = None,
+    nnz: int | None = None,
     classes: int = 10,
     *,
     share: int = 1,
@@ -61,16 +72,19 @@ def case(
     rows = batches * BATCH
 
     def inputs(generator: torch.Generator) -> Inputs:
-        values, _ = frozen(generator, m, d, None)
+        values, indices = frozen(generator, m, d, nnz)
+        R = dense(values, indices, d).t().contiguous()
         h = normal(generator, rows, d)
         if k is not None:
-            h = torch.cat([decided(part, (part.double() @ values.double().t()).relu(), k) for part in h.split(BUFFER)])
+            h = torch.cat([decided(part, (part.double() @ R.double()).relu(), k) for part in h.split(BUFFER)])
         return {
             "G": torch.zeros(m, m),
             "Q": torch.zeros(m, classes),
             "h": h,
             "values": values,
-            "R": values.t().contiguous(),
+            "indices": indices,
+            "columns": None if indices is None else indices.long(),
+            "R": R,
             "labels": choose(generator, classes, rows),
             "k": k,
         }
@@ -78,12 +92,14 @@ def case(
     return Case(
         op="expand_gram_",
         what="all active" if k is None else "k winners",
-        sizes=f"{batches} batches of {BATCH}, {d} to {m}" + ("" if k is None else f", k {k}"),
+        sizes=f"{batches} batches of {BATCH}, {d} to {m}"
+        + (f", nnz {nnz}" if nnz else "")
+        + ("" if k is None else f", k {k}"),
         inputs=inputs,
         published=published,
         eager=eager,
         ours=ours,
-        floor=floor(rows, d, m, classes, k),
+        floor=floor(rows, d, m, classes, k, nnz),
         state=("G", "Q"),
         compared=lower,
         stream=("h", "labels"),
@@ -96,6 +112,7 @@ CASES = (
     case(64, 768, 10000, share=16),
     case(64, 768, 10000, k=100, share=16),
     case(64, 768, 10000, k=500, share=16),
+    case(64, 768, 10000, k=100, nnz=8, share=16),
 )
 QUICK = (
     case(8, 768, 1000, uncompiled=UNFUSED),

@@ -155,7 +155,7 @@ def _expand_gram_() -> Iterator[Case]:
         *((7, 5, 3, 0), (1, 1, 1, 1), (13, 17, 2, 5), (33, 67, 7, 9), (20, 300, 10, 70)),
         (9, 130, 4, 1030),  # past one block of rows
     )
-    few = {"k": lambda s: [None, 0, 1, s[1] // 10, s[1] // 3, s[1]]}
+    few = {"k": lambda s: [None, 0, max(1, s[1] // 30), s[1] // 10, s[1] // 3, s[1]]}
     some = {"nnz": lambda s: _nnz(s[0]), **ACCUMULATOR, **_only("activation", "precision")}
     yield from grid("expand_gram_", shapes, data=FINITE, each=few, some=some)
 

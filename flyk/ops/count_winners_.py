@@ -22,7 +22,7 @@ def count_winners_(counts: Tensor, indices: Tensor, mask: Tensor | None = None) 
         mask: (...) bool; a row that is False is left out. None for all rows.
 
     Raises:
-        ValueError, TypeError: a shape, dtype or device that does not fit; counts is then as before.
+        ValueError, TypeError: a shape, dtype, device or index that does not fit; counts is then as before.
     """
     OPERATOR(counts, indices, mask)
 
@@ -36,6 +36,10 @@ def check(counts: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
         _check.dtype("mask", mask, (torch.bool,))
         _check.shape("mask", mask, *indices.shape[:-1])
     _check.same_device(counts=counts, indices=indices, mask=mask)
+
+
+def check_values(counts: Tensor, indices: Tensor, *_: object) -> None:
+    _check.in_range("indices", indices, counts.shape[0])
 
 
 def reference(counts: Tensor, indices: Tensor, mask: Tensor | None = None) -> None:
@@ -53,5 +57,6 @@ OPERATOR = Operator(
     "count_winners_(Tensor(a!) counts, Tensor indices, Tensor? mask=None) -> ()",
     reference=reference,
     check=check,
+    check_values=check_values,
     fake=fake,
 )

@@ -36,6 +36,7 @@ COUNTED = [
     # h 3x4, R 10x4; to expand 2x4x10 a row, the triangle 100 a row, Q 10.
     (expand_gram_.floor(3, 4, 10, 2, None), 48 + 160 + 400 + 160, 3 * (80 + 100 + 10)),
     (expand_gram_.floor(3, 4, 10, 2, 5), 48 + 160 + 400 + 160, 3 * (80 + 25 + 5)),
+    (expand_gram_.floor(3, 4, 10, 2, 5, nnz=2), 48 + 160 + 400 + 160, 3 * (40 + 25 + 5)),
     # Half of 30x30 and twice 30x2; 30³/3 and two triangular solves of 30² flop for each target.
     (ridge_solve.floor(30, 2), 1800 + 480, 9000 + 3600),
     # Two heads of 6 read and written, one read.

@@ -33,6 +33,7 @@ SMALL = [
     ensemble.case(3, 8, 5, 7),  # more experts than rows
     expand_gram_.case(4, 12, 30, classes=3, share=2),
     expand_gram_.case(17, 12, 30, k=5, classes=3),  # more rows than the buffer holds
+    expand_gram_.case(2, 12, 30, k=5, nnz=4, classes=3),
     fly_lora.case(7, 16, 10, 8, 2),
     fly_lora.case(7, 16, 10, 8, 2, backward=True),
     gram_.case(128, 27, classes=3, share=2),

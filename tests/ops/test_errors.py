@@ -160,7 +160,8 @@ BAD: dict[str, list[tuple[str, Any, type[Exception]]]] = {
     ],
     "count_winners_": [
         *[("counts", torch.Tensor.float, T), ("counts", lambda t: t[None], V), ("counts", meta, V)],
-        *[("indices", torch.Tensor.int, T), ("mask", torch.Tensor.long, T), ("mask", trim, V)],
+        *[("indices", torch.Tensor.int, T), ("indices", put(-1), V), ("indices", size("counts", 0), V)],
+        *[("mask", torch.Tensor.long, T), ("mask", trim, V)],
     ],
 }
 CALLS = [

@@ -1,4 +1,4 @@
-"""expand_gram_ on the CPU: winners are scattered while they are few, else GEMM panels."""
+"""expand_gram_ on the CPU: winners are scattered while they are few, then summed by panels, then GEMM panels."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from flyk.backends.cpu._library import _C, call, crossovers
 from flyk.backends.cpu.project_topk import project_topk
 from flyk.ops.expand_gram_ import BLOCK, reference
 
-# Above this share of winners the dense panels of the reference are faster than scattering.
-SCATTER_DENSITY = crossovers("expand_gram_")["scatter_density"]
-SERVED = f"csrc up to {SCATTER_DENSITY:.0%} winners in float32; else the reference's GEMM panels"
+# The share of winners up to which scattering them is fastest, and that up to which csrc is.
+SCATTER_DENSITY, WINNER_DENSITY = (crossovers("expand_gram_")[f"{name}_density"] for name in ("scatter", "winner"))
+SERVED = f"csrc up to {WINNER_DENSITY:.0%} winners in float32; else the reference's GEMM panels"
+GATHERED = 4 * BLOCK  # rows whose winners are added at once
 
 
 def expand_gram_(
@@ -27,10 +28,10 @@ def expand_gram_(
 ) -> None:
     m, classes = Q.shape
     exact = G.dtype == torch.float32 and precision == "float32"
-    if k is None or not exact or k > SCATTER_DENSITY * m:
+    if k is None or not exact or k > WINNER_DENSITY * m:
         reference(G, Q, h, values, indices, labels, activation, k, precision)
         return
     h, values = h.float(), values.float()
-    for rows, ids in zip(h.split(BLOCK), labels.split(BLOCK), strict=True):
+    for rows, ids in zip(h.split(GATHERED), labels.split(GATHERED), strict=True):
         winners, at = project_topk(rows, values, indices, k, activation=activation)
-        call(_C.winner_gram, winners, at, ids.contiguous(), len(rows), k, m, classes, G, Q)
+        call(_C.winner_gram, winners, at, ids.contiguous(), len(rows), k, m, classes, G, Q, k <= SCATTER_DENSITY * m)
