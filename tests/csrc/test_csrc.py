@@ -29,7 +29,7 @@ INNER = {
     "project": PRODUCT,
     "project_topk": PRODUCT,
     "winner_take_all": r"v?pcmp\w*",
-    "make_projection": r"v?pmuludq",
+    "make_projection": r"v?pmul\w*",
 }
 LARGEST_FRAME = 65536  # bytes: threads may have small stacks
 
