@@ -37,9 +37,12 @@ lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.test  ## Every operator against its rivals, into bench/results and the README; wants an idle machine
-	mkdir -p bench/results
-	$(BIN)/flyk bench --json bench/results/$(shell uname -m)-$(shell date +%F).json
+bench: RUN := $(shell uname -m)-$(shell date +%F)
+bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the README and docs; wants an idle machine
+	mkdir -p bench/results/scaling bench/results/memory
+	$(BIN)/flyk bench --json bench/results/$(RUN).json
+	$(BIN)/flyk bench --scaling --json bench/results/scaling/$(RUN).json --plot bench/results/scaling/$(RUN).svg
+	$(BIN)/flyk bench --memory --json bench/results/memory/$(RUN).json
 	$(BIN)/python bench/table.py
 
 gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, and check every operator on the device
