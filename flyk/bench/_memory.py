@@ -96,7 +96,7 @@ class _Held:
         self.tensor = tensor
 
 
-def kept(forward: Callable[[], Tensor], frozen: Sequence[Tensor]) -> int:
+def kept(forward: Callable[[], Any], frozen: Sequence[Tensor]) -> int:
     """Bytes that autograd keeps from a forward for its backward, without `frozen`: parameters and fixed matrices."""
     held: weakref.WeakSet[_Held] = weakref.WeakSet()
 
@@ -122,19 +122,18 @@ def activations(sequence: int = SEQUENCE, widths: Sequence[int] = WIDTHS) -> lis
 
 def _layer(sequence: int, d: int) -> dict[str, int]:
     x = torch.randn(sequence, d, requires_grad=True)  # of the layer before, which wants its gradient
-    layer = FlyLoRALinear(d, d, r=RANK, k=WINNERS, base=nn.Linear(d, d))
-    weight, A = layer.base.weight, dense(layer.projection.values, layer.projection.indices, d)
-    B, trained = layer.B, A.clone().requires_grad_()
+    base = nn.Linear(d, d)
+    layer = FlyLoRALinear(d, d, r=RANK, k=WINNERS, base=base)
+    A = dense(layer.projection.values, layer.projection.indices, d)
+    bias, B, trained = layer.get_buffer("routing_bias"), layer.B, A.clone().requires_grad_()
     fixed = [*layer.parameters(), *layer.buffers(), *layer.projection.buffers(), A, trained]
 
     def low_rank(down: Tensor) -> Tensor:
-        return F.linear(x, weight) + layer.scale * F.linear(F.linear(x, down), B)
+        return base(x) + layer.scale * F.linear(F.linear(x, down), B)
 
     return {
         "LoRA": kept(lambda: low_rank(trained), fixed),
         "LoRA-FA": kept(lambda: low_rank(A), fixed),
-        "published FlyLoRA": kept(
-            lambda: published_fly_lora(x, F.linear(x, weight), A, B, WINNERS, layer.routing_bias, layer.scale), fixed
-        ),
+        "published FlyLoRA": kept(lambda: published_fly_lora(x, base(x), A, B, WINNERS, bias, layer.scale), fixed),
         "flyk": kept(lambda: layer(x), fixed),
     }

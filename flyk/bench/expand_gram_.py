@@ -110,7 +110,5 @@ SCALING = (
 )
 CROSSOVERS = (
     # The share of winners up to which scattering them beats dense panels.
-    Crossover(
-        "scatter_density", (0.02, 0.05, 0.1, 0.2, 0.3, 0.5), lambda share: case(8, 64, 10000, k=round(share * 10000))
-    ),
+    Crossover("scatter_density", (0.02, 0.05, 0.1, 0.2, 0.3), lambda share: case(8, 64, 10000, k=round(share * 10000))),
 )

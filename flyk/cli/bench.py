@@ -70,12 +70,10 @@ def run_speed(operators: list[str], quick: bool, json: Path | None, plot: Path |
     from flyk.bench._machine import ceilings
     from flyk.bench._measure import measure
 
+    chosen = cases(operators, quick=quick)
     about, limits = _about(quick), ceilings()
     least, budget = ROUNDS[quick]
-    measured = [
-        measure(case, limits, least=least, budget=budget)
-        for case in _progress(cases(operators, quick=quick), unit="case")
-    ]
+    measured = [measure(case, limits, least=least, budget=budget) for case in _progress(chosen, unit="case")]
     result = about | {
         "ceilings": {"copy_bytes_per_second": limits.copy, "flop_per_second": limits.flop_rate},
         "cases": measured,
@@ -94,11 +92,11 @@ def run_scaling(operators: list[str], quick: bool, json: Path | None, plot: Path
     """Time every curve; True where a point is wrong."""
     from flyk.bench._scaling import chosen, draw, limits_by_threads, measured
 
+    todo = chosen(operators)
     about, limits = _about(quick), limits_by_threads()
     least, budget = SCALING_ROUNDS[quick]
     curves = [
-        measured(curve, cases, limits, least=least, budget=budget)
-        for curve, cases in _progress(chosen(operators), unit="curve")
+        measured(curve, cases, limits, least=least, budget=budget) for curve, cases in _progress(todo, unit="curve")
     ]
     result = about | {"curves": curves}
     typer.echo(bench_text.scaling(result))
