@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test lint bench gpu ext clean
+.PHONY: help run test ctest lint bench gpu ext clean
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -24,14 +24,25 @@ test: lint  ## Lint, types and every test, in the same virtual environment
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests bench -k "not full-" --benchmark-disable -n $(JOBS) --dist loadgroup \
 		--cov --cov-report=term:skip-covered --cov-fail-under=90
 
+ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python
+	@for sanitize in OFF ON; do \
+		export PATH="$(abspath $(BIN)):$$PATH" tree=build/ctest/sanitize-$$sanitize; \
+		cmake -S . -B $$tree -DFLYK_TESTS=ON -DFLYK_SANITIZE=$$sanitize && \
+		cmake --build $$tree --parallel $(JOBS) && \
+		ctest --test-dir $$tree --parallel $(JOBS) --output-on-failure || exit; \
+	done
+
 lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-bench: $(VENV)/.test  ## Every operator against its rivals, into bench/results and the README; wants an idle machine
-	mkdir -p bench/results
-	$(BIN)/flyk bench --json bench/results/$(shell uname -m)-$(shell date +%F).json
+bench: RUN := $(shell uname -m)-$(shell date +%F)
+bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the README and docs; wants an idle machine
+	mkdir -p bench/results/scaling bench/results/memory
+	$(BIN)/flyk bench --json bench/results/$(RUN).json
+	$(BIN)/flyk bench --scaling --json bench/results/scaling/$(RUN).json --plot bench/results/scaling/$(RUN).svg
+	$(BIN)/flyk bench --memory --json bench/results/memory/$(RUN).json
 	$(BIN)/python bench/table.py
 
 gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, and check every operator on the device

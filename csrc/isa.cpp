@@ -15,27 +15,27 @@ namespace avx2 { extern const Kernels table; }
 namespace avx512 { extern const Kernels table; }
 #endif
 
-namespace {
-
-std::vector<const Kernels*> supported() {
-  std::vector<const Kernels*> tables;
+std::vector<const Kernels*> tables() {
+  std::vector<const Kernels*> found;
 #ifdef FLYK_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
-    tables.push_back(&avx512::table);
+    found.push_back(&avx512::table);
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-    tables.push_back(&avx2::table);
+    found.push_back(&avx2::table);
 #endif
-  tables.push_back(&baseline::table);
-  return tables;
+  found.push_back(&baseline::table);
+  return found;
 }
 
+namespace {
+
 const Kernels& choose() {
-  const auto tables = supported();
+  const auto supported = tables();
   const char* forced = std::getenv("FLYK_CPU");
-  if (forced == nullptr || *forced == '\0') return *tables.front();
+  if (forced == nullptr || *forced == '\0') return *supported.front();
   std::string names;
-  for (const Kernels* t : tables) {
+  for (const Kernels* t : supported) {
     if (std::string(forced) == t->isa) return *t;
     names += (names.empty() ? "" : ", ") + std::string(t->isa);
   }
@@ -46,7 +46,7 @@ const Kernels& choose() {
 
 std::vector<const char*> instruction_sets() {
   std::vector<const char*> names;
-  for (const Kernels* t : supported()) names.push_back(t->isa);
+  for (const Kernels* t : tables()) names.push_back(t->isa);
   return names;
 }
 

@@ -150,7 +150,8 @@ struct Kernels {
 
 const Kernels& kernels();
 
-// The instruction sets of this build that the processor and its system support, the widest first.
+// The builds whose instruction set the processor and its system support, the widest first; and their names.
+std::vector<const Kernels*> tables();
 std::vector<const char*> instruction_sets();
 
 }  // namespace flyk

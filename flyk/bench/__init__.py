@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from typing import Any
 
 from flyk import ops
 from flyk.bench._case import Case
 
-__all__ = ["Case", "cases"]
+__all__ = ["Case", "cases", "modules"]
 
 
 def cases(operators: Sequence[str] = (), *, quick: bool = False) -> list[Case]:
@@ -21,10 +22,17 @@ def cases(operators: Sequence[str] = (), *, quick: bool = False) -> list[Case]:
     Raises:
         ValueError: there is no such operator.
     """
+    return [case for module in modules(operators) for case in (module.QUICK if quick else module.CASES)]
+
+
+def modules(operators: Sequence[str] = ()) -> list[Any]:
+    """The modules here of these operators, or of all.
+
+    Raises:
+        ValueError: there is no such operator.
+    """
     for name in operators:
         if name not in ops.__all__:
             raise ValueError(f"operators must be among {', '.join(ops.__all__)}, got {name!r}")
-    modules = [
-        importlib.import_module(f"flyk.bench.{name}") for name in ops.__all__ if name in (operators or ops.__all__)
-    ]
-    return [case for module in modules for case in (module.QUICK if quick else module.CASES)]
+    chosen = [name for name in ops.__all__ if name in (operators or ops.__all__)]
+    return [importlib.import_module(f"flyk.bench.{name}") for name in chosen]

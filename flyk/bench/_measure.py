@@ -40,7 +40,7 @@ class Rival:
         found: dict[str, Any] = {"absent": self.absent} if self.absent else {"error": self.error}
         if self.seconds:
             q1, median, q3 = np.percentile(self.seconds, (25, 50, 75)).tolist()
-            found |= {"median": median, "q1": q1, "q3": q3, "seconds": self.seconds}
+            found |= {"median": median, "q1": q1, "q3": q3, "rounds": len(self.seconds)}
         return found
 
 
@@ -188,27 +188,38 @@ def error(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> float:
 
 
 def time_rounds(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least: int, budget: float) -> None:
-    """Rounds of one call each, A B C D then B C D A and so on, so that none always profits from the one before."""
+    """Fill in every rival's seconds."""
     live = {name: rival.function for name, rival in rivals.items() if rival.function is not None}
     calls = [
         {name: bind(case, function, case.inputs_of(name, inputs)) for name, function in live.items()} for inputs in sets
     ]
-    names = list(live)
+    with gradients(case):
+        for name, seconds in interleaved(calls, least, budget).items():
+            rivals[name].seconds = [spent * (case.share if name == "published" else 1) for spent in seconds]
+
+
+def interleaved(calls: Sequence[dict[str, Callable[[], Any]]], least: int, budget: float) -> dict[str, list[float]]:
+    """Seconds of each call in rounds of one call each: at least `least` rounds, more until `budget` seconds have gone.
+
+    The order is A B C D, then B C D A and so on, so that none always profits from the one before; a round takes the
+    next of the several sets of `calls`, which differ in their inputs alone.
+    """
+    names = list(calls[0])
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     gc.collect()
     gc.disable()
     try:
-        with gradients(case):
-            for call in calls[0].values():  # warm up
+        for call in calls[0].values():  # warm up
+            call()
+        start, done = time.perf_counter(), 0
+        while done < least or time.perf_counter() - start < budget:
+            turn = done % len(names)
+            for name in names[turn:] + names[:turn]:
+                call = calls[done % len(calls)][name]
+                begin = time.perf_counter()
                 call()
-            start, done = time.perf_counter(), 0
-            while done < least or time.perf_counter() - start < budget:
-                turn = done % len(names)
-                for name in names[turn:] + names[:turn]:
-                    call = calls[done % len(calls)][name]
-                    begin = time.perf_counter()
-                    call()
-                    spent = time.perf_counter() - begin
-                    rivals[name].seconds.append(spent * (case.share if name == "published" else 1))
-                done += 1
+                seconds[name].append(time.perf_counter() - begin)
+            done += 1
     finally:
         gc.enable()
+    return seconds

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, normal
+from flyk.bench._scaling import Curve
 
 DECAYS = (0.9, 0.99)
 
@@ -59,3 +60,4 @@ def case(classes: int, d: int) -> Case:
 
 CASES = (case(200, 768), case(1000, 1024))
 QUICK = CASES[:1]
+SCALING = (Curve("classes", (10, 100, 1000, 10000), {"d": 768}),)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, normal
+from flyk.bench._scaling import Curve
 
 
 def published(
@@ -104,3 +105,7 @@ def case(rows: int, d: int, experts: int, classes: int, heads: int = 2, *, quick
 
 CASES = (case(256, 768, 10, 200), case(256, 768, 100, 200))
 QUICK = CASES[:1]
+SCALING = (
+    Curve("experts", (1, 4, 16, 64), {"rows": 256, "d": 768, "classes": 200}),
+    Curve("rows", (1, 16, 256, 2048), {"experts": 10, "d": 768, "classes": 200}),
+)

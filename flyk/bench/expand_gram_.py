@@ -7,6 +7,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, choose, decided, frozen, normal
+from flyk.bench._scaling import Curve
+from flyk.bench._tune import Crossover
 from flyk.bench.gram_ import BATCH, UNFUSED, add_panels, lower
 from flyk.bench.gram_ import published as published_gram_
 from flyk.ops.project import dense
@@ -117,4 +119,13 @@ CASES = (
 QUICK = (
     case(8, 768, 1000, uncompiled=UNFUSED),
     case(8, 768, 1000, k=50, uncompiled=UNFUSED),
+)
+SCALING = (
+    Curve("batches", (1, 4, 16, 64), {"d": 768, "m": 2000}),
+    Curve("m", (500, 1000, 2000, 4000), {"batches": 16, "d": 768}),
+    Curve("k", (10, 40, 160, 640), {"batches": 16, "d": 768, "m": 2000}),
+)
+CROSSOVERS = (
+    # The share of winners up to which scattering them beats dense panels.
+    Crossover("scatter_density", (0.02, 0.05, 0.1, 0.2, 0.3), lambda share: case(8, 64, 10000, k=round(share * 10000))),
 )

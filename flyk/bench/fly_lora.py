@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, frozen, normal
+from flyk.bench._scaling import Curve
 from flyk.ops.project import dense
 
 SELECTION = "biased_magnitude"  # that of the published code
@@ -86,3 +87,9 @@ CASES = (
     *(case(*shape, backward=True) for shape in SHAPES),
 )
 QUICK = (case(1024, 768, 768), case(1024, 768, 768, backward=True))
+SCALING = (
+    Curve("rows", (1, 16, 128, 1024, 8192), {"d": 768, "m": 768}),
+    Curve("r", (8, 16, 32, 64, 128), {"rows": 1024, "d": 2048, "m": 2048}),
+    Curve("k", (1, 2, 4, 8, 16, 32), {"rows": 1024, "d": 2048, "m": 2048}),
+    Curve("rows", (16, 128, 1024, 8192), {"d": 768, "m": 768, "backward": True}),
+)

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, frozen, normal
+from flyk.bench._scaling import Curve
 from flyk.ops.project import dense
 
 
@@ -62,3 +63,8 @@ CASES = (
     case(256, 768, 10000, None, "relu"),
 )
 QUICK = (case(64, 768, 2000, 8),)
+SCALING = (
+    Curve("rows", (1, 16, 256, 1024), {"d": 768, "m": 10000, "nnz": 8}),
+    Curve("m", (300, 1000, 3000, 10000, 30000), {"rows": 256, "d": 768, "nnz": 8}),
+    Curve("nnz", (2, 8, 32, 128), {"rows": 256, "d": 768, "m": 10000}),
+)

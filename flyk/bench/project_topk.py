@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, frozen, normal, placed
+from flyk.bench._scaling import Curve
 from flyk.ops.project import dense
 
 
@@ -60,3 +61,8 @@ def case(rows: int, d: int, m: int, nnz: int, k: int) -> Case:
 
 CASES = (case(256, 768, 10000, 8, 500),)
 QUICK = (case(64, 768, 2000, 8, 100),)
+SCALING = (
+    Curve("rows", (1, 16, 256, 1024), {"d": 768, "m": 10000, "nnz": 8, "k": 500}),
+    Curve("m", (1000, 3000, 10000, 30000), {"rows": 256, "d": 768, "nnz": 8, "k": 500}),
+    Curve("k", (8, 64, 500, 2000), {"rows": 256, "d": 768, "m": 10000, "nnz": 8}),
+)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, normal, placed
+from flyk.bench._scaling import Curve
 
 
 def published(y: Tensor, k: int) -> Result:
@@ -57,3 +58,8 @@ CASES = (
     case(16384, 32, 8),
 )
 QUICK = (case(256, 2000, 100),)
+SCALING = (
+    Curve("n", (256, 1024, 4096, 16384, 65536), {"rows": 256, "k": 64}),
+    Curve("k", (8, 32, 128, 512, 2048), {"rows": 256, "n": 10000}),
+    Curve("rows", (1, 16, 256, 4096), {"n": 1024, "k": 32}),
+)

@@ -1,22 +1,22 @@
-"""flyk bench: each operator against its rivals, as a table, JSON and a chart."""
+"""flyk bench: each operator against its rivals, as a table, JSON and a chart; and how it scales, and its memory."""
 
 from __future__ import annotations
 
 import importlib.util
 import json as json_module
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from flyk.cli.columns import columns
+from flyk import backends
+from flyk.cli import bench_text
 
-ROUNDS = {True: (5, 0.2), False: (7, 3.0)}  # quick or not: at least so many rounds, and so many seconds of them
-HEADER = [
-    ["case", "published", "eager", "compiled", "flyk", "vs best", "vs publ.", "floor", "reached"],
-    ["", "ms, error", "ms, error", "ms, error", "ms, error", "", "", "ms, MB", "%, GFLOP"],
-]
+# Quick or not: at least so many rounds, and so many seconds of them.
+ROUNDS = {True: (5, 0.2), False: (7, 3.0)}
+SCALING_ROUNDS = {True: (3, 0.0), False: (5, 0.3)}
 
 
 def bench(
@@ -25,56 +25,129 @@ def bench(
         typer.Option(help="Operator to measure; may be repeated or a list with commas.", show_default="all"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, in under a minute.")] = False,
+    scaling: Annotated[
+        bool, typer.Option("--scaling", help="Time against rows, widths, k and threads instead, in some minutes.")
+    ] = False,
+    memory: Annotated[bool, typer.Option("--memory", help="Measure memory instead of time; Linux only.")] = False,
+    tune: Annotated[
+        bool, typer.Option("--tune", help="Find the crossovers of the CPU's dispatch and keep them in flyk/tuning.")
+    ] = False,
     device: Annotated[str, typer.Option(help="cpu is the only one that has kernels yet.")] = "cpu",
-    json: Annotated[Path | None, typer.Option(help="Write everything measured to this .json file.")] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw a bar chart into this .svg or .png file.")] = None,
+    json: Annotated[
+        Path | None,
+        typer.Option(help="Write everything measured to this .json file; with --tune, the crossovers, not to flyk."),
+    ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw into this .svg or .png file; with --scaling, a file of each operator beside it."),
+    ] = None,
 ) -> None:
     """Time each operator against the published algorithm, the best eager PyTorch and torch.compile of that.
 
     Rounds are interleaved. Beside each time stands its error against float64, and no time is given where one is
     wrong: the exit code is then 1.
     """
+    kinds = [name for name, wanted in (("scaling", scaling), ("memory", memory), ("tune", tune)) if wanted]
+    if len(kinds) > 1:
+        raise ValueError(f"--{kinds[1]} must be given without --{kinds[0]}, got both")
     if device != "cpu":
         raise ValueError(f"--device must be cpu, the only one with kernels of flyk yet, got {device!r}")
+    if plot and (memory or tune):
+        raise ValueError(f"--plot must be given without --{kinds[0]}, which draws nothing, got {plot}")
     writable("--json", json, ".json")
     writable("--plot", plot, ".svg", ".png")
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed: pip install 'flyk[bench]'")
 
-    result = run([name.strip() for entry in op or [] for name in entry.split(",")], quick)
-    typer.echo(text(result))
-    if json:
-        with _whole(json) as part:
-            part.write_text(json_module.dumps(result, indent=1) + "\n")
+    run = {"scaling": run_scaling, "memory": run_memory, "tune": run_tune}[kinds[0]] if kinds else run_speed
+    operators = [name.strip() for entry in op or [] for name in entry.split(",")]
+    raise typer.Exit(int(run(operators, quick, json, plot)))
+
+
+def run_speed(operators: list[str], quick: bool, json: Path | None, plot: Path | None) -> bool:
+    """Time every case; True where one is wrong."""
+    from flyk.bench import cases
+    from flyk.bench._machine import ceilings
+    from flyk.bench._measure import measure
+
+    chosen = cases(operators, quick=quick)
+    about, limits = _about(quick), ceilings()
+    least, budget = ROUNDS[quick]
+    measured = [measure(case, limits, least=least, budget=budget) for case in _progress(chosen, unit="case")]
+    result = about | {
+        "ceilings": {"copy_bytes_per_second": limits.copy, "flop_per_second": limits.flop_rate},
+        "cases": measured,
+    }
+    typer.echo(bench_text.speed(result))
+    _write_json(result, json)
     if plot:
         from flyk.bench._chart import draw
 
         with _whole(plot) as part:
             draw(result, part)
-    raise typer.Exit(int(any(case["check"] == "red" for case in result["cases"])))
+    return any(case["check"] == "red" for case in measured)
 
 
-def run(operators: list[str], quick: bool) -> dict[str, Any]:
-    """Measure, and return all that JSON and table tell."""
+def run_scaling(operators: list[str], quick: bool, json: Path | None, plot: Path | None) -> bool:
+    """Time every curve; True where a point is wrong."""
+    from flyk.bench._scaling import chosen, draw, limits_by_threads, measured
+
+    todo = chosen(operators)
+    about, limits = _about(quick), limits_by_threads()
+    least, budget = SCALING_ROUNDS[quick]
+    curves = [
+        measured(curve, cases, limits, least=least, budget=budget) for curve, cases in _progress(todo, unit="curve")
+    ]
+    result = about | {"curves": curves}
+    typer.echo(bench_text.scaling(result))
+    _write_json(result, json)
+    if plot:
+        draw(result, plot)
+    return any(point["fault"] for curve in curves for point in curve["points"])
+
+
+def run_memory(operators: list[str], quick: bool, json: Path | None, plot: Path | None) -> bool:
+    """Measure the peak of every case, and what layers keep."""
+    from flyk.bench._memory import activations, measured
+
+    result = _about(quick) | {"peaks": measured(operators, quick=quick), "activations": activations()}
+    typer.echo(bench_text.memory(result))
+    _write_json(result, json)
+    return False
+
+
+def run_tune(operators: list[str], quick: bool, json: Path | None, plot: Path | None) -> bool:
+    """Find every crossover and write them for the instruction set that serves."""
+    if "cpu" in backends.missing:
+        raise ValueError(f"--tune needs flyk's kernels for the CPU, which do not serve: {backends.missing['cpu']}")
+    from flyk import tuning
+    from flyk.bench._tune import chosen, find, write
+
+    about = _about(quick)
+    path = json or Path(tuning.__file__).with_name(f"{about['machine']['kernels']}.json")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--json must name a file to write to, for {path} can't be written, got None")
+    found = [find(crossover) for crossover in _progress(chosen(operators), unit="crossover")]
+    typer.echo(bench_text.crossovers(about | {"crossovers": found}))
+    with _whole(path) as part:
+        if path.exists():
+            part.write_text(path.read_text())
+        write(found, part)
+    typer.echo(f"\nwritten to {path}")
+    return False
+
+
+def _about(quick: bool) -> dict[str, Any]:
+    """What every result begins with."""
+    from flyk.bench._machine import machine
+
+    return {"machine": machine(), "quick": quick}
+
+
+def _progress(items: Iterable[Any], unit: str) -> Iterable[Any]:
     from tqdm import tqdm
 
-    from flyk.bench import cases
-    from flyk.bench._machine import ceilings, machine
-    from flyk.bench._measure import measure
-
-    chosen, about, limits = cases(operators, quick=quick), machine(), ceilings()
-    least, budget = ROUNDS[quick]
-    measured = []
-    with tqdm(chosen, disable=None, leave=False, unit="case") as bar:
-        for case in bar:
-            bar.set_postfix_str(case.name)
-            measured.append(measure(case, limits, least=least, budget=budget))
-    return {
-        "machine": about,
-        "quick": quick,
-        "ceilings": {"copy_bytes_per_second": limits.copy, "flop_per_second": limits.flop_rate},
-        "cases": measured,
-    }
+    return tqdm(items, disable=None, leave=False, unit=unit)
 
 
 def writable(option: str, path: Path | None, *suffixes: str) -> None:
@@ -87,70 +160,13 @@ def writable(option: str, path: Path | None, *suffixes: str) -> None:
         raise ValueError(f"{option} must be a file in a folder that exists and can be written to, got {path}")
 
 
+def _write_json(result: dict[str, Any], path: Path | None) -> None:
+    if path:
+        with _whole(path) as part:
+            part.write_text(json_module.dumps(result, indent=1) + "\n")
+
+
 def _whole(path: Path) -> Any:
     from flyk.continual.files import write_whole
 
     return write_whole(path)
-
-
-def text(result: dict[str, Any]) -> str:
-    """The header, the table and its notes."""
-    about, limits, notes = result["machine"], result["ceilings"], []
-    rows = list(HEADER)
-    for case in result["cases"]:
-        rows += _rows(case, notes)
-    copy = limits["copy_bytes_per_second"]
-    lines = [
-        about["command"],
-        f"flyk {about['flyk']}, torch {about['torch']}, Python {about['python']}, kernels: {about['kernels']}",
-        f"{about['system']}, {about['processor']}, {about['cores']} cores, {about['threads']} threads"
-        + ("" if about["load"] is None else f", load {about['load']:.2f} before the run"),
-        f"ceilings: copy {copy[min(copy)] / 1e9:.0f} GB/s in cache, {copy[max(copy)] / 1e9:.0f} from memory; "
-        f"matrix product {limits['flop_per_second'] / 1e9:.0f} GFLOP/s",
-        "",
-        columns(rows, right=range(1, len(HEADER[0]))),
-        "",
-        "medians ± half the distance of the quartiles; errors: largest against float64, of the largest entry; floor:",
-        "the longer of moving the bytes and doing the operations at the ceilings; reached: its share of flyk's time",
-        *(f"[{at}] {note}" for at, note in enumerate(notes, 1)),
-    ]
-    return "\n".join(lines)
-
-
-def _rows(case: dict[str, Any], notes: list[str]) -> list[list[str]]:
-    """A case in two lines: times, and errors below them."""
-    name, rivals, floor = f"{case['op']} {case['what']}", case["rivals"], case["floor"]["seconds"]
-    errors = ["" if rival.get("error") is None else f"{rival['error']:.0e}" for rival in rivals.values()]
-    work = [f"{case['floor']['bytes'] / 1e6:.3g}", f"{case['floor']['flop'] / 1e9:.3g}"]
-    below = [f"  {case['sizes']}", *errors, "", "", *work]
-    if case["check"] == "red":
-        return [[name, *["RED"] * 4, *[_note(case["fault"], notes), "", "", ""]], below]
-    times = [_time(rival, notes) for rival in rivals.values()]
-    if case["published_share"] > 1:
-        scaled = f"timed on 1/{case['published_share']} of the rows, times {case['published_share']}"
-        times[0] += " " + _note(scaled, notes)
-    ours, published = rivals["flyk"]["median"], rivals["published"]["median"]
-    best = min(r["median"] for n, r in rivals.items() if n != "flyk" and "median" in r)
-    ratios = [f"{best / ours:.2f}x", f"{published / ours:.2f}x", _ms(floor), f"{floor / ours:.0%}"]
-    return [[name, *times, *ratios], below]
-
-
-def _time(rival: dict[str, Any], notes: list[str]) -> str:
-    if "median" not in rival:
-        return _note(rival["absent"], notes)
-    spread = (rival["q3"] - rival["q1"]) / 2
-    return f"{_ms(rival['median'])} ±{_ms(spread, like=rival['median'])}"
-
-
-def _ms(seconds: float, like: float | None = None) -> str:
-    """Milliseconds to three figures, or to as many places as those of `like` have."""
-    of = seconds if like is None else like
-    places = 0 if of >= 0.1 else 1 if of >= 0.01 else 2 if of >= 0.001 else 3
-    return f"{seconds * 1e3:.{places}f}"
-
-
-def _note(sentence: str, notes: list[str]) -> str:
-    """The mark of a note below the table; the same sentence has one."""
-    if sentence not in notes:
-        notes.append(sentence)
-    return f"[{notes.index(sentence) + 1}]"

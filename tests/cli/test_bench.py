@@ -14,10 +14,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from flyk import ops
-from flyk.bench import ema_, gram_, project
+from flyk import backends, ops
+from flyk.bench import ema_, expand_gram_, gram_, project
 from flyk.bench._machine import Ceilings
 from flyk.bench._measure import RIVALS
+from flyk.bench._scaling import Curve
+from flyk.bench._tune import Crossover
 from flyk.cli import app
 
 ROOT = Path(__file__).parents[2]
@@ -49,8 +51,8 @@ def test_table_json_and_chart(tmp_path: Path) -> None:
         assert case["check"] == "green"
         assert set(case["floor"]) == {"bytes", "flop", "seconds"}
         for rival in case["rivals"].values():
-            assert "absent" in rival or {"error", "median", "q1", "q3", "seconds"} == set(rival)
-            assert "absent" in rival or len(rival["seconds"]) >= 5
+            assert "absent" in rival or {"error", "median", "q1", "q3", "rounds"} == set(rival)
+            assert "absent" in rival or rival["rounds"] >= 5
 
     lines = result.output.splitlines()
     ema = next(line for line in lines if line.startswith("ema_ in place"))
@@ -94,6 +96,60 @@ def test_nothing_is_left_when_the_run_is_stopped(monkeypatch: pytest.MonkeyPatch
     result = runner.invoke(app, ["bench", "--quick", "--op", "ema_", "--json", str(tmp_path / "x.json")])
     assert (result.exit_code, result.output) == (130, "flyk bench: interrupted\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_scaling_writes_json_and_a_figure_of_each_operator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("flyk.bench._scaling.limits_by_threads", lambda: {1: Ceilings({2**18: 5e10}, 1e11)})
+    monkeypatch.setattr(ema_, "SCALING", (Curve("classes", (2, 3), {"d": 5}),))
+    files = [str(tmp_path / "all.json"), str(tmp_path / "all.png")]
+    result = runner.invoke(
+        app, ["bench", "--scaling", "--quick", "--op", "ema_", "--json", files[0], "--plot", files[1]]
+    )
+    assert result.exit_code == 0, result.output
+    (curve,) = json.loads(Path(files[0]).read_text())["curves"]
+    assert [point["value"] for point in curve["points"]] == [2, 3]
+    assert "ema_ in place: d 5  classes 2" in result.output
+    assert {path.name for path in tmp_path.iterdir()} == {"all.json", "all-ema_.png"}
+
+
+def test_memory_tells_peaks_and_what_layers_keep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rivals = {name: {"peak": 300_000} for name in RIVALS} | {"compiled": {"absent": "no compiler"}}
+    peaks = [{"op": "ema_", "what": "in place", "sizes": "s", "inputs": 2_000_000, "rivals": rivals}]
+    monkeypatch.setattr("flyk.bench._memory.measured", lambda operators, quick: peaks)
+    file = tmp_path / "memory.json"
+    result = runner.invoke(app, ["bench", "--memory", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(file.read_text())
+    assert found["peaks"] == peaks
+    assert [layer["d"] for layer in found["activations"]] == [768, 2048, 4096]
+    row = next(line for line in result.output.splitlines() if line.startswith("ema_ in place: s"))
+    assert row.split()[-5:] == ["2.0", "0.3", "0.3", "-", "0.3"]
+
+
+@pytest.mark.skipif("cpu" in backends.missing, reason="the extension was not built")
+def test_tune_writes_what_the_dispatch_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sweep = Crossover("scatter_density", (0.1, 0.5), lambda share: expand_gram_.case(1, 8, 40, k=round(40 * share)))
+    monkeypatch.setattr(expand_gram_, "CROSSOVERS", (sweep,))
+    file = tmp_path / "avx2.json"
+    result = runner.invoke(app, ["bench", "--tune", "--json", str(file)])
+    assert result.exit_code == 0, result.output
+    found = json.loads(file.read_text())
+    assert 0 <= found["expand_gram_"]["scatter_density"] <= 0.5
+    assert "expand_gram_ scatter_density" in result.output
+    assert f"written to {file}" in result.output.replace("\n", "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--tune", "--memory"], "--tune must be given without --memory"),
+        (["--memory", "--plot", "x.svg"], "--plot must be given without --memory"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(arguments: list[str], sentence: str) -> None:
+    result = runner.invoke(app, ["bench", *arguments])
+    assert result.exit_code == 2
+    assert sentence in result.output
 
 
 @pytest.mark.slow
