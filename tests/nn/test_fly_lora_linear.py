@@ -247,9 +247,11 @@ def test_a_frozen_linear_base_is_added_to_in_place_with_the_same_bits_and_gradie
     assert torch.equal(out, wanted)
     found = torch.autograd.grad(out, (x, layer.B), grad)
     wanted = torch.autograd.grad(wanted, (x, apart.B), grad)
-    torch.testing.assert_close(found, wanted)
+    # In a half type each of the two sums of x's gradient is rounded, at its own size, whatever they add up to.
+    close = {"atol": 0.02, "rtol": 0.02} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, wanted, **close)
     layer.B.requires_grad_(False)
-    torch.testing.assert_close(torch.autograd.grad(layer(x), x, grad), wanted[:1])
+    torch.testing.assert_close(torch.autograd.grad(layer(x), x, grad), wanted[:1], **close)
 
 
 def test_what_a_hook_keeps_of_the_base_is_never_written_to():
