@@ -15,7 +15,7 @@ namespace FLYK_ISA {
 
 template <class T>
 inline void prefetch(const T* from, int64_t n) {
-  for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(from + i);
+  for (int64_t i = 0; i < n; i += 64 / sizeof(T)) __builtin_prefetch(from + i, 0, 2);  // into L2
 }
 
 // Row i of a frozen matrix, zero where no entry is named.

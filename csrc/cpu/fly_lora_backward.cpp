@@ -8,6 +8,8 @@
 // forward's sum of winners with A in place of B (fly_lora.h).
 #include "fly_lora.h"
 
+#include "huge_pages.h"
+
 namespace flyk {
 namespace FLYK_ISA {
 
@@ -94,6 +96,7 @@ void run(const FlyLoraBackward& a) {
       else unpack_panels<T>(m, t - panels, dense.get());
   });
   if (a.grad_x == nullptr) return;
+  ask_for_huge_pages(a.grad_x, a.rows * m.in * sizeof(T));
   parallel_for(count, 4096, [&](int64_t begin, int64_t end) {
     std::fill(gy.get() + begin, gy.get() + end, A(0));
     for (int64_t p = 0; p < panels; ++p)

@@ -6,31 +6,57 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flyk import reference
 from flyk.bench._case import FLOAT, INT64, Case, Floor, Inputs, Result, decided, frozen, normal
 from flyk.bench._scaling import Curve
+from flyk.ops.fly_lora import IN_PLACE
 from flyk.ops.project import dense
 
 SELECTION = "biased_magnitude"  # that of the published code
 
 
-def published(x: Tensor, base: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Result:
+def _published_update(x: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Tensor:
     y = x @ A.t()
     winners = torch.topk(torch.abs(y + bias), k, dim=-1)[1]
     mask = torch.zeros_like(y).scatter_(-1, winners, 1.0)
-    return base + ((y * mask) @ B.t()) * scale
+    return ((y * mask) @ B.t()) * scale
+
+
+def published(x: Tensor, base: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Result:
+    return base + _published_update(x, A, B, k, bias, scale)
+
+
+def published_in_place(x: Tensor, base: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Result:
+    return base.add_(_published_update(x, A, B, k, bias, scale))
+
+
+def _kept(x: Tensor, A: Tensor, k: int, bias: Tensor) -> Tensor:
+    y = F.linear(x, A)
+    winners = (y.detach() + bias).abs_().topk(k, sorted=False).indices
+    return torch.zeros_like(y).scatter(-1, winners, y.gather(-1, winners))
 
 
 def eager(x: Tensor, base: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Result:
-    y = F.linear(x, A)
-    winners = (y.detach() + bias).abs_().topk(k, sorted=False).indices
-    kept = torch.zeros_like(y).scatter(-1, winners, y.gather(-1, winners))
-    return torch.addmm(base, kept, B.t(), alpha=scale)
+    return torch.addmm(base, _kept(x, A, k, bias), B.t(), alpha=scale)
+
+
+def eager_in_place(x: Tensor, base: Tensor, A: Tensor, B: Tensor, k: int, bias: Tensor, scale: float) -> Result:
+    return base.addmm_(_kept(x, A, k, bias), B.t(), alpha=scale)
 
 
 def ours(
     ops, x: Tensor, base: Tensor, values: Tensor, indices: Tensor, B: Tensor, k: int, bias: Tensor, scale: float
 ) -> Result:
     return ops.fly_lora(x, base, values, indices, B, k, bias=bias, scale=scale, selection=SELECTION)
+
+
+def ours_in_place(
+    ops, x: Tensor, base: Tensor, values: Tensor, indices: Tensor, B: Tensor, k: int, bias: Tensor, scale: float
+) -> Result:
+    if ops is reference:
+        return ours(ops, x, base, values, indices, B, k, bias, scale)
+    IN_PLACE(x, base, values, indices, B, k, bias, scale, SELECTION)
+    return base
 
 
 def floor(rows: int, d: int, m: int, r: int, k: int, nnz: int, backward: bool) -> Floor:
@@ -47,7 +73,7 @@ def floor(rows: int, d: int, m: int, r: int, k: int, nnz: int, backward: bool) -
     return Floor(moved, flop)
 
 
-def case(rows: int, d: int, m: int, r: int = 32, k: int = 8, *, backward: bool = False, quick: bool = False) -> Case:
+def case(rows: int, d: int, m: int, r: int = 32, k: int = 8, *, backward: bool = False, in_place: bool = False) -> Case:
     nnz = d * k // r
 
     def inputs(generator: torch.Generator) -> Inputs:
@@ -70,23 +96,25 @@ def case(rows: int, d: int, m: int, r: int = 32, k: int = 8, *, backward: bool =
 
     return Case(
         op="fly_lora",
-        what="forward and backward" if backward else "forward",
+        what="forward and backward" if backward else "in place, as in FlyLoRALinear" if in_place else "forward",
         sizes=f"{rows} rows, {d} to {m}, r {r}, k {k}",
         inputs=inputs,
-        published=published,
-        eager=eager,
-        ours=ours,
+        published=published_in_place if in_place else published,
+        eager=eager_in_place if in_place else eager,
+        ours=ours_in_place if in_place else ours,
         floor=floor(rows, d, m, r, k, nnz, backward),
         gradients=("x", "base", "B") if backward else (),
+        state=("base",) if in_place else (),
     )
 
 
 SHAPES = ((4096, 768, 768), (2048, 2048, 2048), (1024, 4096, 4096), (1024, 4096, 11008))
 CASES = (
     *(case(*shape) for shape in SHAPES),
+    *(case(*shape, in_place=True) for shape in SHAPES),
     *(case(*shape, backward=True) for shape in SHAPES),
 )
-QUICK = (case(1024, 768, 768), case(1024, 768, 768, backward=True))
+QUICK = (case(1024, 768, 768), case(1024, 768, 768, in_place=True), case(1024, 768, 768, backward=True))
 SCALING = (
     Curve("rows", (1, 16, 128, 1024, 8192), {"d": 768, "m": 768}),
     Curve("r", (8, 16, 32, 64, 128), {"rows": 1024, "d": 2048, "m": 2048}),

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from flyk.nn import _check
 from flyk.nn.random_projection import RandomProjection
 from flyk.ops._check import accumulator
+from flyk.ops.fly_lora import fly_lora_with_winners
+from flyk.ops.fly_lora_linear import fly_lora_linear
 from flyk.ops.project import dense
 
 
@@ -43,6 +46,29 @@ class Adapter(nn.Module):
             in_features, rank, kind="sparse_gaussian", nnz=nnz, std=1 / rank, seed=seed
         ).to(self.B)
         self.base = None if base is None else base.requires_grad_(False)
+
+    def _adapted(
+        self, x: Tensor, seen: Tensor, B: Tensor, k: int, bias: Tensor | None, selection: str
+    ) -> tuple[Tensor, Tensor]:
+        """base(x) plus fly_lora's update of `seen`, which is x or what dropout left of it; and the winners."""
+        update = self.projection.values, self.projection.indices, B, k, bias, self.scale, selection
+        linear = self._owned_linear() if seen is x else None
+        if linear is not None:
+            out, _, winners = fly_lora_linear(x, linear.weight, linear.bias, *update)
+        else:
+            base = None if self.base is None else self.base(x)
+            out, _, winners = fly_lora_with_winners(seen, base, *update)
+        return out, winners
+
+    def _owned_linear(self) -> nn.Linear | None:
+        """The base, where calling it is F.linear on frozen parameters and no more: nobody else then sees its output."""
+        base = self.base
+        if type(base) is not nn.Linear or "forward" in base.__dict__ or _has_any_global_hook():
+            return None
+        if base._forward_hooks or base._forward_pre_hooks or base._backward_hooks or base._backward_pre_hooks:
+            return None
+        tensors = (base.weight,) if base.bias is None else (base.weight, base.bias)
+        return base if all(type(t) is nn.Parameter and not t.requires_grad for t in tensors) else None
 
     def _check_base(self, base: object) -> None:
         if base is None:

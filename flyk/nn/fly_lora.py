@@ -13,7 +13,6 @@ from flyk.nn._adapter import Adapter
 from flyk.nn._keep_dtype import keep_dtype
 from flyk.ops._check import SELECTIONS, choice
 from flyk.ops.count_winners_ import count_winners_
-from flyk.ops.fly_lora import fly_lora_with_winners
 
 
 class FlyLoRALinear(Adapter):
@@ -97,15 +96,9 @@ class FlyLoRALinear(Adapter):
             ValueError, TypeError: a shape, dtype or device that does not fit.
         """
         _check.features("x", x, self.in_features)
-        base = None if self.base is None else self.base(x)
-        A = self.projection
-        training = self.training
-        if training:
-            x = self.dropout(x)
-        out, _, winners = fly_lora_with_winners(
-            x, base, A.values, A.indices, self.B, self.k, self.routing_bias, self.scale, self.selection
-        )
-        if training:
+        seen = self.dropout(x) if self.training and self.dropout.p else x
+        out, winners = self._adapted(x, seen, self.B, self.k, self.routing_bias, self.selection)
+        if self.training:
             if self.counts.device != winners.device:
                 self.counts = self.counts.to(winners.device)
             count_winners_(self.counts, winners, mask)

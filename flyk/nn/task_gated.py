@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from flyk.nn import _check
 from flyk.nn._adapter import Adapter
-from flyk.ops import fly_lora, winner_take_all
+from flyk.ops import winner_take_all
 from flyk.ops._check import accumulator
 from flyk.ops.winner_take_all import scatter
 
@@ -84,9 +84,8 @@ class TaskGatedFlyLoRALinear(Adapter):
     def forward(self, x: Tensor) -> Tensor:
         """base(x) plus the current task's update: x (..., in_features), out (..., out_features) in x's dtype."""
         _check.features("x", x, self.in_features)
-        base = None if self.base is None else self.base(x)
-        A, B = self.projection, self._weighed(self._shares(self.task, self.training))
-        return fly_lora(x, base, A.values, A.indices, B.to(self.B.dtype), self.rank, scale=self.scale)
+        B = self._weighed(self._shares(self.task, self.training)).to(self.B.dtype)
+        return self._adapted(x, x, B, self.rank, None, "magnitude")[0]
 
     def shares(self, task: int) -> Tensor:
         """(num_experts,) the weight of each expert in `task` outside training; they sum to 1, in float32 at least."""

@@ -120,6 +120,22 @@ def fake(
     return x.new_empty(*x.shape[:-1], B.shape[0]), x.new_empty(winners), x.new_empty(winners, dtype=torch.int64)
 
 
+def in_place_reference(
+    x: Tensor,
+    base: Tensor,
+    values: Tensor,
+    indices: Tensor | None,
+    B: Tensor,
+    k: int,
+    bias: Tensor | None,
+    scale: float,
+    selection: str,
+) -> tuple[Tensor, Tensor]:
+    out, winners, winner_indices = reference(x, base, values, indices, B, k, bias, scale, selection)
+    base.copy_(out)
+    return winners, winner_indices
+
+
 def setup_context(ctx, inputs, output) -> None:
     x, _, values, indices, B, _, _, ctx.scale, _ = inputs
     _, winners, winner_indices = output
@@ -164,7 +180,12 @@ def reference_backward(
         grad_y = scatter(scale * (g @ B.to(acc)).gather(1, at), at, r)
         grad_x.copy_((grad_y @ dense(values.to(acc), indices, in_features)).view_as(grad_x))
     if need_B:
-        grad_B.copy_(scale * (g.t() @ scatter(_check.rows(winners).to(acc), at, r)))
+        # A sum over the rows that rank i won: an infinite or NaN entry of g reaches the winners of its row alone,
+        # though the product has a 0 for the others.
+        y, finite = scatter(_check.rows(winners).to(acc), at, r), g.isfinite()
+        won = scatter(torch.ones_like(at, dtype=acc), at, r)
+        reached = (~finite).to(acc).t() @ won > 0
+        grad_B.copy_(scale * torch.where(reached, g.t() @ y, g.where(finite, 0).t() @ y))
     return grad_x, grad_B
 
 
@@ -203,4 +224,13 @@ OPERATOR = Operator(
     setup_context=setup_context,
     backward=backward,
     autocast=("x", "base", "values", "B"),
+)
+# The same added to base in place, for a caller that owns base and takes care of gradients itself; see fly_lora_linear.
+IN_PLACE = Operator(
+    "fly_lora_(Tensor x, Tensor(a!) base, Tensor values, Tensor? indices, Tensor B, int k, Tensor? bias, "
+    "float scale, str selection) -> (Tensor, Tensor)",
+    reference=in_place_reference,
+    check=check,
+    check_values=check_values,
+    fake=lambda *args: fake(*args)[1:],
 )

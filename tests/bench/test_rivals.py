@@ -36,6 +36,7 @@ SMALL = [
     expand_gram_.case(2, 12, 30, k=5, nnz=4, classes=3),
     fly_lora.case(7, 16, 10, 8, 2),
     fly_lora.case(7, 16, 10, 8, 2, backward=True),
+    fly_lora.case(7, 16, 10, 8, 2, in_place=True),
     gram_.case(128, 27, classes=3, share=2),
     masked_cross_entropy.case(9, 12, 4),
     masked_cross_entropy.case(9, 12, 4, backward=True),

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from flyk import ops, reference
 from flyk.check import Case, arguments_of
 from flyk.check.run import served
+from flyk.ops.fly_lora import BACKWARD, reference_backward
 
 CASES = pytest.mark.parametrize("case", each(DIFFERENTIABLE))
 DOUBLE_CASES = pytest.mark.parametrize("case", each(DIFFERENTIABLE, dtype=torch.float64))
@@ -180,3 +181,23 @@ def test_a_frozen_matrix_that_wants_a_gradient_is_refused() -> None:
     values = torch.randn(5, 4, requires_grad=True)
     with pytest.raises(ValueError, match="values must be frozen"):
         ops.project(torch.randn(3, 4), values)
+
+
+@pytest.mark.parametrize("spoilt", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_spoilt_gradient_of_fly_lora_reaches_the_winners_of_its_row_alone(dtype: torch.dtype, spoilt: float) -> None:
+    """grad_B is a sum over the rows that a rank won, so that one bad row does not hide which ranks are well."""
+    rows, d, m, r, k, row, column = 40, 24, 10, 8, 3, 7, 4
+    draw = torch.Generator().manual_seed(0)
+    A, B = (torch.randn(*shape, dtype=dtype, generator=draw) for shape in ((r, d), (m, r)))
+    winners, grad = (torch.randn(*shape, dtype=dtype, generator=draw) for shape in ((rows, k), (rows, m)))
+    indices = torch.rand(rows, r, generator=draw).argsort(1)[:, :k]
+    grad[row, column] = spoilt
+    arguments = (grad, winners, indices, A, None, B, 2.0, d, True, True)
+    ours, wanted = BACKWARD(*arguments), reference_backward(*arguments)
+    spoilt_entries = torch.zeros(m, r, dtype=torch.bool)
+    spoilt_entries[column, indices[row]] = True
+    for grad_x, grad_B in (ours, wanted):
+        assert torch.equal(~grad_B.isfinite(), spoilt_entries)
+        assert torch.equal(~grad_x.isfinite().all(1), torch.arange(rows) == row)
+    torch.testing.assert_close(ours[1], wanted[1], equal_nan=True)

@@ -28,11 +28,13 @@ SERVED = {
 
 
 def _register(name: str) -> None:
-    """Give torch's dispatcher the kernel of this name and, where there is one, its backward."""
+    """Give torch's dispatcher the kernel of this name and, where there are, its backward and in-place forms."""
     here, operator = (importlib.import_module(f"{package}.{name}") for package in (__name__, "flyk.ops"))
     operator.OPERATOR.register(getattr(here, name), "CPU")
     if hasattr(here, "backward"):
         operator.BACKWARD.register(here.backward, "CPU")
+    if hasattr(here, "in_place"):
+        operator.IN_PLACE.register(here.in_place, "CPU")
     SERVED[name] = here.SERVED
 
 

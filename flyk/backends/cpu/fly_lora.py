@@ -23,16 +23,48 @@ def fly_lora(
     scale: float = 1.0,
     selection: str = "magnitude",
 ) -> tuple[Tensor, Tensor, Tensor]:
-    rows = _check.rows(x).contiguous()
-    m = B.shape[0]
-    out = x.new_empty(*x.shape[:-1], m)
-    winners, winner_indices = empty_winners(x, k)
+    out = x.new_empty(*x.shape[:-1], B.shape[0])
     base = None if base is None else base.contiguous()
+    return out, *_into(out, x, base, values, indices, B, k, bias, scale, selection)
+
+
+def in_place(
+    x: Tensor,
+    base: Tensor,
+    values: Tensor,
+    indices: Tensor | None,
+    B: Tensor,
+    k: int,
+    bias: Tensor | None,
+    scale: float,
+    selection: str,
+) -> tuple[Tensor, Tensor]:
+    out = base.contiguous()
+    found = _into(out, x, out, values, indices, B, k, bias, scale, selection)
+    if out is not base:
+        base.copy_(out)
+    return found
+
+
+def _into(
+    out: Tensor,
+    x: Tensor,
+    base: Tensor | None,
+    values: Tensor,
+    indices: Tensor | None,
+    B: Tensor,
+    k: int,
+    bias: Tensor | None,
+    scale: float,
+    selection: str,
+) -> tuple[Tensor, Tensor]:
+    """Writes out, which may be base, and gives the winners and their indices."""
+    rows, winners = _check.rows(x).contiguous(), empty_winners(x, k)
     bias = scores_bias(bias, x.dtype)
     matrices = (*frozen(values, indices, x.shape[-1]), base, B.contiguous())
-    sizes = (DTYPES[x.dtype], len(rows), m, k)
-    call(_C.fly_lora, rows, *sizes, *matrices, bias, scale, selection_code(selection), out, winners, winner_indices)
-    return out, winners, winner_indices
+    sizes = (DTYPES[x.dtype], len(rows), B.shape[0], k)
+    call(_C.fly_lora, rows, *sizes, *matrices, bias, scale, selection_code(selection), out, *winners)
+    return winners
 
 
 def backward(
