@@ -10,8 +10,7 @@ namespace FLYK_ISA {
 extern const Kernels table;
 const Kernels table = {
     FLYK_TEXT(FLYK_ISA), make_projection, winner_take_all, project, project_topk, fly_lora, fly_lora_backward,
-    winner_gram, ensemble,
-    winner_gram, ema_, masked_cross_entropy, masked_cross_entropy_backward,
+    winner_gram, ensemble, ema_, masked_cross_entropy, masked_cross_entropy_backward,
 };
 
 }  // namespace FLYK_ISA
