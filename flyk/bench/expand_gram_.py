@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flyk import reference
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, choose, decided, frozen, normal
 from flyk.bench.gram_ import BATCH, UNFUSED, add_panels, lower
 from flyk.bench.gram_ import published as published_gram_
@@ -33,8 +34,10 @@ def eager(G: Tensor, Q: Tensor, h: Tensor, R: Tensor, labels: Tensor, k: int | N
     return G, Q
 
 
-def ours(ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, labels: Tensor, k: int | None) -> Result:
-    ops.expand_gram_(G, Q, torch.cat(h.split(BATCH)), values, None, labels, activation="relu", k=k)
+def ours(ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, labels: Tensor, k: int | None, precision: str) -> Result:
+    rows = torch.cat(h.split(BATCH))
+    precision = "float32" if ops is reference else precision  # the answer is the exact one
+    ops.expand_gram_(G, Q, rows, values, None, labels, activation="relu", k=k, precision=precision)
     return G, Q
 
 
@@ -54,9 +57,9 @@ def case(
     k: int | None = None,
     classes: int = 10,
     *,
+    precision: str = "float32",
     share: int = 1,
     uncompiled: str = "",
-    quick: bool = False,
 ) -> Case:
     rows = batches * BATCH
 
@@ -73,11 +76,12 @@ def case(
             "R": values.t().contiguous(),
             "labels": choose(generator, classes, rows),
             "k": k,
+            "precision": precision,
         }
 
     return Case(
         op="expand_gram_",
-        what="all active" if k is None else "k winners",
+        what=("all active" if k is None else "k winners") + (f", {precision}" * (precision != "float32")),
         sizes=f"{batches} batches of {BATCH}, {d} to {m}" + ("" if k is None else f", k {k}"),
         inputs=inputs,
         published=published,
@@ -89,15 +93,19 @@ def case(
         stream=("h", "labels"),
         share=share,
         uncompiled=uncompiled,
+        bound=5e-3 if precision == "bf16" else 1e-5,
     )
 
 
 CASES = (
     case(64, 768, 10000, share=16),
+    case(64, 768, 10000, precision="bf16", share=16),
+    case(64, 768, 10000, precision="bf16x3", share=16),
     case(64, 768, 10000, k=100, share=16),
     case(64, 768, 10000, k=500, share=16),
 )
 QUICK = (
     case(8, 768, 1000, uncompiled=UNFUSED),
+    case(8, 768, 1000, precision="bf16x3", uncompiled=UNFUSED),
     case(8, 768, 1000, k=50, uncompiled=UNFUSED),
 )

@@ -14,13 +14,13 @@ KERNELS = (
     "winner_take_all",
     "project_topk",
     "fly_lora",
+    "gram_",
     "expand_gram_",
     "ridge_solve",
 )
 
 # What serves each operator on the CPU, in a sentence for `flyk info`.
 SERVED = {
-    "gram_": "reference: GEMM panels of the lower triangle, which PyTorch's library does best",
     "ema_": "reference: two passes over the bank; csrc has no kernel for it yet",
     "ensemble": "reference: one GEMM for each expert present; csrc has no kernel for it yet",
     "masked_cross_entropy": "reference: the columns of the classes present; csrc has no kernel for it yet",
