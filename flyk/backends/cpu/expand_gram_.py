@@ -33,11 +33,11 @@ def expand_gram_(
     if G.dtype != torch.float32 or h.dtype == torch.float64:
         reference(G, Q, h, values, indices, labels, activation, k, precision)
         return
-    sparse = k is not None and precision == "float32" and k <= SCATTER_DENSITY * m
-    if sparse or h.dtype == torch.float16:
+    few = precision == "float32" and (m if k is None else k) <= SCATTER_DENSITY * m
+    if few or h.dtype == torch.float16:
         h, values = h.float(), values.float()
     for rows, ids in zip(h.split(BLOCK), labels.split(BLOCK), strict=True):
-        if sparse:
+        if few and k is not None:
             winners, at = project_topk(rows, values, indices, k, activation=activation)
             call(_C.winner_gram, winners, at, ids.contiguous(), len(rows), k, m, classes, G, Q)
             continue
