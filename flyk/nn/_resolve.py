@@ -27,19 +27,20 @@ def resolve(G: Tensor, Q: Tensor, ridge: float, F: Tensor, start: Tensor) -> Ten
     # All that follows is transposed, (T, M): products with rows of G are fastest so.
     U = start.t().clone(memory_format=torch.contiguous_format)
     residual = Q.t() - _times(U, G, ridge)
-    direction, energy = None, None
+    direction, before = torch.zeros_like(U), Q.new_ones(Q.shape[1], 1)
     for _ in range(LIMIT):
         z = substitute(F, residual.t()).t()
-        energy, before = (residual * z).sum(1, keepdim=True), energy
+        energy = (residual * z).sum(1, keepdim=True)
         allowed = G.shape[0] * torch.finfo(G.dtype).eps ** 2 * (U * Q.t()).sum(1, keepdim=True)
         open_ = ~(energy <= allowed)  # NaN stays open
         if not open_.any():
             return U.t().contiguous()
-        direction = z if direction is None else z + torch.where(open_, energy / before, 0) * direction
+        direction = z + torch.where(open_, energy / before, 0) * direction
         product = _times(direction, G, ridge)
         step = torch.where(open_, energy / (direction * product).sum(1, keepdim=True), 0)
         U += step * direction
         residual -= step * product
+        before = energy
     return None
 
 

@@ -153,15 +153,17 @@ class REAR(nn.Module):
 
     def _solve_kept(self) -> Tensor:
         """U from the factor that was kept, which rows have only added to; where that does not do, from a new one."""
-        U = None
         if self._factored is not None:
             kept, start = self._factored
-            U = resolve(self.G, self.Q, self.ridge, kept, F.pad(start, (0, self.num_experts - start.shape[1])))
-        if U is None:
+            start = F.pad(start, (0, self.num_experts - start.shape[1]))
+            U = resolve(self.G, self.Q, self.ridge, kept, start)
+            if U is not None:
+                self._factored = kept, U
+                return U
             self._factored = kept = None  # its memory goes before the new one comes
-            kept = factor(self.G, self.ridge)
-            U = substitute(kept, self.Q).contiguous()
-        self._factored = kept, U
+        made = factor(self.G, self.ridge)
+        U = substitute(made, self.Q).contiguous()
+        self._factored = made, U
         return U
 
     def forward(self, h: Tensor) -> Tensor:
