@@ -133,6 +133,23 @@ struct MakeProjection {
   int32_t* indices;  // (rows, nnz), null for gaussian
 };
 
+// One side of a product: (rows, depth) of f32 or bf16; one of the strides is 1.
+struct Operand {
+  const void* values;
+  DType dtype;
+  int64_t rows, row_stride, depth_stride;
+};
+
+// out = left right^T or out += left right^T in float32 sums; out (left.rows, right.rows).
+struct Product {
+  Operand left, right;
+  int64_t depth;
+  int terms;   // 1: rounded to bfloat16; 3 or 4: split into high and low, without low times low or with it
+  bool add;
+  bool lower;  // only what is on and below the diagonal is meant
+  float* out;
+};
+
 struct Kernels {
   const char* isa;
   void (*make_projection)(const MakeProjection&);
@@ -146,6 +163,7 @@ struct Kernels {
   void (*ema_)(const Ema&);
   void (*masked_cross_entropy)(const MaskedCrossEntropy&);
   void (*masked_cross_entropy_backward)(const MaskedCrossEntropy&);
+  void (*product)(const Product&);  // null but in "amx": elsewhere products are the matrix library's
 };
 
 const Kernels& kernels();

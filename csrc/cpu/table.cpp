@@ -10,7 +10,7 @@ namespace FLYK_ISA {
 extern const Kernels table;
 const Kernels table = {
     FLYK_TEXT(FLYK_ISA), make_projection, winner_take_all, project, project_topk, fly_lora, fly_lora_backward,
-    winner_gram, ensemble, ema_, masked_cross_entropy, masked_cross_entropy_backward,
+    winner_gram, ensemble, ema_, masked_cross_entropy, masked_cross_entropy_backward, nullptr,
 };
 
 }  // namespace FLYK_ISA
