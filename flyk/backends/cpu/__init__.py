@@ -27,16 +27,15 @@ SERVED = {
 }
 
 
-def _register(name: str) -> None:
-    """Give torch's dispatcher the kernel of this name and, where there is one, its backward."""
-    here, operator = (importlib.import_module(f"{package}.{name}") for package in (__name__, "flyk.ops"))
-    operator.OPERATOR.register(getattr(here, name), "CPU")
-    if hasattr(here, "backward"):
-        operator.BACKWARD.register(here.backward, "CPU")
-    SERVED[name] = here.SERVED
-
-
 INSTRUCTION_SETS: list[str] = _library._C.instruction_sets()
 POOL = _library.use_torch_threads()
-for _name in KERNELS:
-    _register(_name)
+
+
+def register() -> None:
+    """Give torch's dispatcher the kernels of the list and, where there are, their backwards."""
+    for name in KERNELS:
+        here, operator = (importlib.import_module(f"{package}.{name}") for package in (__name__, "flyk.ops"))
+        operator.OPERATOR.register(getattr(here, name), "CPU")
+        if hasattr(here, "backward"):
+            operator.BACKWARD.register(here.backward, "CPU")
+        SERVED[name] = here.SERVED
