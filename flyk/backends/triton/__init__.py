@@ -15,7 +15,7 @@ import torch
 
 from flyk.backends import Unavailable
 
-KERNELS = ("winner_take_all",)
+KERNELS = ("project", "winner_take_all", "project_topk")
 BACKWARDS: tuple[str, ...] = ()  # those of them that have a kernel for their gradient
 
 # What serves each operator on a GPU, in a sentence for `flyk info`.

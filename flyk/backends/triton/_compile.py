@@ -49,7 +49,7 @@ class Compiled:
         dtype: of its first tensor.
         configuration: block sizes, num_warps and num_stages.
         registers: 32-bit registers of a thread (vector registers on AMD).
-        spills: bytes of a thread's stack (NVIDIA) or registers spilled (AMD); 0 is what is wanted.
+        spills: bytes of a thread's stack, where registers go that did not fit; 0 is what is wanted.
         shared: bytes of shared memory of a block.
         code: the assembly, and Triton's own form `ttir`.
     """
@@ -147,8 +147,7 @@ def _cuda_resources(cubin: bytes) -> tuple[int, int]:
 
 
 def _amd_resources(code: str) -> tuple[int, int]:
-    spills = _number(r"\.vgpr_spill_count:\s*(\d+)", code) + _number(r"\.sgpr_spill_count:\s*(\d+)", code)
-    return _number(r"\.vgpr_count:\s*(\d+)", code), spills
+    return _number(r"\.vgpr_count:\s*(\d+)", code), _number(r"\.private_segment_fixed_size:\s*(\d+)", code)
 
 
 def _number(pattern: str, text: str) -> int:

@@ -9,12 +9,14 @@ import triton.language as tl
 @triton.jit
 def score(y, bias, at, inside, SELECTION: tl.constexpr):
     """What entries `y` at places `at` are ranked by, in y's dtype, float32 or float64; bias may be None."""
-    if bias is None:
-        return tl.abs(y) if SELECTION != "signed" else y
-    b = tl.load(bias + at, mask=inside, other=0.0).to(y.dtype)
+    moved = y
+    if SELECTION == "magnitude":
+        moved = tl.abs(y)
+    if bias is not None:
+        moved += tl.load(bias + at, mask=inside, other=0.0).to(y.dtype)
     if SELECTION == "biased_magnitude":
-        return tl.abs(y + b)
-    return (tl.abs(y) if SELECTION == "magnitude" else y) + b
+        moved = tl.abs(moved)
+    return moved
 
 
 @triton.jit
