@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flyk.backends.triton._floats import narrow
 from flyk.backends.triton._launch import blocks, configuration, launch
 from flyk.backends.triton._product import dot
 from flyk.ops import _check
@@ -74,7 +75,7 @@ def project_dense(
     RELU: tl.constexpr, PRECISION: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    row, column = tile_of(rows, m, ROWS, COLUMNS, GROUP)
+    row, column = tile_of(rows, m, ROWS, COLUMNS, GROUP)  # pyright: ignore[reportGeneralTypeIssues]
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for begin in range(0, d, DEPTH):
         at = (begin + tl.arange(0, DEPTH)).to(tl.int64)
@@ -86,7 +87,7 @@ def project_dense(
     if RELU:
         total = tl.where(total < 0, 0.0, total)  # which keeps NaN
     inside = (row[:, None] < rows) & (column[None, :] < m)
-    tl.store(y + row[:, None] * m + column[None, :], total.to(y.dtype.element_ty), mask=inside)
+    tl.store(y + row[:, None] * m + column[None, :], narrow(total, y.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -94,7 +95,7 @@ def project_sparse(
     columns, values, indices, y, rows, m, nnz, stride, step, i_stride, i_step,
     RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    row, column = tile_of(rows, m, ROWS, COLUMNS, GROUP)
+    row, column = tile_of(rows, m, ROWS, COLUMNS, GROUP)  # pyright: ignore[reportGeneralTypeIssues]
     accumulator = tl.float64 if y.dtype.element_ty == tl.float64 else tl.float32
     total = tl.zeros((COLUMNS, ROWS), accumulator)
     for slot in range(nnz):
@@ -106,4 +107,4 @@ def project_sparse(
     if RELU:
         total = tl.where(total < 0, 0.0, total)
     inside = (row[:, None] < rows) & (column[None, :] < m)
-    tl.store(y + row[:, None] * m + column[None, :], tl.trans(total).to(y.dtype.element_ty), mask=inside)
+    tl.store(y + row[:, None] * m + column[None, :], narrow(tl.trans(total), y.dtype.element_ty), mask=inside)
