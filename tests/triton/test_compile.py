@@ -23,7 +23,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("interpreted kernels cannot be compiled", allow_module_level=True)
 
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())
-KERNELS = importlib.import_module("flyk.backends.triton").KERNELS
+COMPILED = importlib.import_module("flyk.backends.triton").COMPILED
 
 # Which instruction multiplies tiles on tensor cores, moves 16 bytes, and multiplies addresses of 64 bits.
 TENSOR_CORES = {
@@ -42,7 +42,7 @@ def compiled(operator: str, architecture: str) -> list[Any]:
     return list(compiler.compiled(architecture, (operator,)))
 
 
-@pytest.fixture(params=[(name, architecture) for name in KERNELS for architecture in tuning.GPUS], ids="-".join)
+@pytest.fixture(params=[(name, architecture) for name in COMPILED for architecture in tuning.GPUS], ids="-".join)
 def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
     return compiled(*request.param)
 
@@ -73,7 +73,7 @@ def test_every_configuration_is_compiled() -> None:
     for architecture in tuning.GPUS:
         launched = {
             (launch.kernel.__name__, *sorted(launch.constants.items(), key=str))
-            for operator in KERNELS
+            for operator in COMPILED
             for launch in compiler.launches(operator, architecture)
         }
         for kernel, rows in tuning.load(architecture).items():

@@ -22,7 +22,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from flyk import tuning
-from flyk.backends.triton import KERNELS
+from flyk.backends.triton import BACKWARDS, COMPILED
 from flyk.backends.triton._launch import Launch, recorded
 
 TARGETS = {
@@ -72,10 +72,13 @@ def launches(operator: str, architecture: str) -> list[Launch]:
     with recorded(architecture) as found:
         for arguments in module.examples():
             getattr(module, operator)(*arguments)
+        if operator in BACKWARDS:
+            for arguments in module.backward_examples():
+                module.backward(*arguments)
     return list({_key(launch): launch for launch in found}.values())
 
 
-def compiled(architecture: str, operators: tuple[str, ...] = KERNELS) -> Iterator[Compiled]:
+def compiled(architecture: str, operators: tuple[str, ...] = COMPILED) -> Iterator[Compiled]:
     """Every kernel of the operators in every configuration for one architecture."""
     for operator in operators:
         for launch in launches(operator, architecture):

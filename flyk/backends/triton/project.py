@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -43,7 +44,7 @@ def expand(x: Tensor, values: Tensor, indices: Tensor | None, activation: str, p
     launch(project_sparse, grid, columns, values, indices, y, rows, m, values.shape[1], *strides, **how)
 
 
-def examples() -> Iterator[tuple[object, ...]]:
+def examples() -> Iterator[tuple[Any, ...]]:
     """Calls that between them launch every kernel in every configuration."""
     rows, d, m, nnz = 4096, 768, 10000, 64
     for dtype, precision in (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def project_topk(
     return winners, winner_indices
 
 
-def examples() -> Iterator[tuple[object, ...]]:
+def examples() -> Iterator[tuple[Any, ...]]:
     """A call in the shape of the fly's own expansion; its kernels are those of project and winner_take_all."""
     x, values = (torch.empty(*size, device="meta") for size in ((4096, 768), (10000, 64)))
     yield x, values, torch.empty(10000, 64, dtype=torch.int32, device="meta"), 500

@@ -8,6 +8,7 @@ and the first of its equals. Then each winner is moved to its place by counting 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import triton
@@ -65,7 +66,7 @@ def _sort(y: Tensor, bias: Tensor | None, selection: str, chosen: Tensor, winner
     torch.gather(at, 1, order, out=indices)
 
 
-def examples() -> Iterator[tuple[object, ...]]:
+def examples() -> Iterator[tuple[Any, ...]]:
     """Calls that between them launch every kernel in every configuration."""
     for n, k, dtype in (
         *((32, 8, torch.bfloat16), (128, 16, torch.float32), (1024, 32, torch.float32), (4096, 500, torch.bfloat16)),
