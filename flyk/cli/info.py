@@ -38,7 +38,7 @@ def served(op: str, device: str) -> str:
     if backend in backends.missing:
         unmeasured = "; not yet measured on a GPU" if device == "cuda" else ""
         return f"reference: {backends.missing[backend]}{unmeasured}"
-    return importlib.import_module(f"flyk.backends.{backend}").SERVED[op]
+    return importlib.import_module(f"flyk.backends.{backend}").SERVED.get(op, "reference; not yet measured on a GPU")
 
 
 def _kernels() -> Any:

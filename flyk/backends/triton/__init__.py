@@ -21,7 +21,7 @@ COMPILED = (*KERNELS, "project_from_seed")  # with what no operator calls by its
 
 # What serves each operator on a GPU, in a sentence for `flyk info`.
 SERVED = {
-    "ridge_solve": "reference: the GPU's own Cholesky",
+    "ridge_solve": "reference: the GPU's own Cholesky; not yet measured on a GPU",
     **dict.fromkeys(KERNELS, "triton; not yet measured on a GPU"),
 }
 

@@ -180,7 +180,7 @@ def fly_lora_winners(
         y = multiply(a, b, y, "ieee")
         if values is not None:
             spoiled = tl.maximum(spoiled, tl.max((tl.abs(a.to(tl.float32)) < float("inf")).to(tl.int32) ^ 1, axis=1))
-    if values is not None:  # noqa: SIM102: known when compiled, the other when run
+    if values is not None:  # noqa: SIM102 (known when compiled, the other when run)
         if tl.max(spoiled) > 0:
             alone = tl.zeros((ROWS, RANKS), tl.float32)
             for slot in range(nnz):

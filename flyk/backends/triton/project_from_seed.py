@@ -83,10 +83,11 @@ def project_from_seed_sparse(
     word, u, v, _ = words(column[:, None] * nnz + slot, seed)  # pyright: ignore[reportGeneralTypeIssues]
     at = distinct(word, d, nnz, COLUMNS, SLOTS).to(tl.int64)
     value = narrow(entries(u, v, KIND) * std, x.dtype.element_ty).to(tl.float32)
-    for row in range(rows):
-        start = x + row.to(tl.int64) * stride
-        entry = tl.load(start + at * step, mask=slot < nnz, other=0.0).to(tl.float32)
+    for _ in range(rows):
+        entry = tl.load(x + at * step, mask=slot < nnz, other=0.0).to(tl.float32)
         total = tl.sum(tl.where(slot < nnz, value * entry, 0.0), axis=1)
         if RELU:
             total = tl.where(total < 0, 0.0, total)
-        tl.store(y + row.to(tl.int64) * m + column, narrow(total, y.dtype.element_ty), mask=column < m)
+        tl.store(y + column, narrow(total, y.dtype.element_ty), mask=column < m)
+        x += stride
+        y += m
