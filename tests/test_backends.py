@@ -68,6 +68,23 @@ def test_cpu_can_be_forced_and_is_the_default() -> None:
         assert repr(name) in forced
 
 
+def test_without_a_gpu_triton_is_missing_without_a_warning_and_without_being_imported() -> None:
+    code = SERVING.format(before="") + "import sys; print(flyk.backends.missing, 'triton' in sys.modules)"
+    warned, said = python(code, CUDA_VISIBLE_DEVICES="").splitlines()
+    assert warned[0] in "01"  # of the extension, where it is not built
+    assert "no GPU that torch can use" in said
+    assert said.endswith("False")
+
+
+def test_triton_without_a_gpu_can_only_be_forced_where_it_is_interpreted() -> None:
+    forced = {"FLYK_BACKEND": "triton", "CUDA_VISIBLE_DEVICES": ""}
+    error = python("import flyk", fails=True, **forced).splitlines()[-1]
+    assert error.endswith("the Triton kernels have no GPU that torch can use")
+    hidden = "import sys; sys.modules['triton'] = None; import flyk"
+    error = python(hidden, fails=True, TRITON_INTERPRET="1", **forced).splitlines()[-1]
+    assert error.endswith("the Triton kernels need triton, which is not installed")
+
+
 def test_an_unknown_backend_is_refused() -> None:
     error = python("import flyk", fails=True, FLYK_BACKEND="abacus").splitlines()[-1]
     assert error.startswith("ValueError: FLYK_BACKEND must be one of reference, cpu")

@@ -1,7 +1,8 @@
 """How operators are served: each backend registers its kernels with torch's dispatcher when it loads.
 
-`FLYK_BACKEND` forces one ("reference", "cpu"); unset, all that can load do. A forced backend that cannot load is an
-error; otherwise one warning says what is missing and plain PyTorch serves.
+`FLYK_BACKEND` forces one ("reference", "cpu", "triton"); unset, all that can load do. A forced backend that cannot
+load is an error; otherwise plain PyTorch serves. A warning says so where the CPU's kernels are missing; to have no GPU
+is nothing to warn of.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import importlib
 import os
 import warnings
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "triton")
 missing: dict[str, str] = {}  # a backend that is not live, and why
 
 
@@ -28,9 +29,10 @@ def load() -> None:
             missing[name] = f"FLYK_BACKEND is {forced}"
             continue
         try:
-            importlib.import_module(f"flyk.backends.{name}")
+            importlib.import_module(f"flyk.backends.{name}").register()
         except Unavailable as error:
             if forced:
                 raise
             missing[name] = str(error)
-            warnings.warn(f"flyk: {error}; plain PyTorch serves instead", RuntimeWarning, stacklevel=3)
+            if name == "cpu":
+                warnings.warn(f"flyk: {error}; plain PyTorch serves instead", RuntimeWarning, stacklevel=3)

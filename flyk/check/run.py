@@ -38,9 +38,8 @@ class Result:
 
 
 def serving(operator: str, device: str) -> str:
-    """The backend that serves an operator on a device type ("cpu", "cuda")."""
-    key = getattr(torch._C.DispatchKey, device.upper())
-    return device if MODULES[operator].OPERATOR.overload.has_kernel_for_dispatch_key(key) else "reference"
+    """The backend ("cpu", "triton") that serves an operator on a device type ("cpu", "cuda"), or "reference"."""
+    return MODULES[operator].OPERATOR.kernels.get(device.upper(), "reference")
 
 
 def served(operator: str) -> Callable[..., Any]:

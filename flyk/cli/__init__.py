@@ -1,4 +1,4 @@
-"""The command line: flyk info, check, bench and demo.
+"""The command line: flyk info, check, bench, kernels and demo.
 
 A command is the function of its own name in the file of that name, imported when it is asked for.
 """
@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import flyk
 
-COMMANDS = ("info", "check", "bench", "demo")
+COMMANDS = ("info", "check", "bench", "kernels", "demo")
 
 
 class Commands(TyperGroup):

@@ -13,8 +13,6 @@ from flyk import backends, ops
 from flyk.bench._machine import machine
 from flyk.cli.columns import columns
 
-NO_GPU_KERNELS = "reference; kernels for the GPU are not built yet; not yet measured on a GPU"
-
 
 def info(json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False) -> None:
     """Versions, machine, instruction set, threads, and which backend serves each operator and why not another."""
@@ -36,11 +34,11 @@ def collect() -> dict[str, Any]:
 
 def served(op: str, device: str) -> str:
     """What serves an operator on a device, and why nothing faster does, in a sentence."""
-    if device == "cuda":
-        return NO_GPU_KERNELS
-    if "cpu" in backends.missing:
-        return f"reference: {backends.missing['cpu']}"
-    return _kernels().SERVED[op]
+    backend = "triton" if device == "cuda" else "cpu"
+    if backend in backends.missing:
+        unmeasured = "; not yet measured on a GPU" if device == "cuda" else ""
+        return f"reference: {backends.missing[backend]}{unmeasured}"
+    return importlib.import_module(f"flyk.backends.{backend}").SERVED.get(op, "reference; not yet measured on a GPU")
 
 
 def _kernels() -> Any:

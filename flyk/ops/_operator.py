@@ -54,6 +54,7 @@ class Operator:
         _library.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
         self.overload = getattr(torch.ops.flyk, self.name).default
         self._arguments = self.overload._schema.arguments
+        self.kernels: dict[str, str] = {}  # dispatch key -> the backend that serves it
         self._written = [a.alias_info is not None and a.alias_info.is_write for a in self._arguments]
         self.register(reference, "CompositeExplicitAutograd")
         checks = self._checks[:1] if check is not None else []
@@ -69,6 +70,7 @@ class Operator:
 
     def register(self, kernel: Callable[..., Any], key: str) -> None:
         """Make `kernel` the one that serves dispatch key `key` ("CPU", "CUDA"); the operator's checks run before it."""
+        self.kernels[key] = kernel.__module__.removeprefix("flyk.backends.").partition(".")[0]
         if any(self._written):
             kernel = _counted(kernel, self._written)
         _library.impl(self.name, _after(self._checks, kernel), key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -79,12 +80,23 @@ def test_without_kernels_the_reason_stands_beside_every_operator(monkeypatch: py
 def test_a_gpu_is_listed_and_said_to_be_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.setitem(backends.missing, "triton", "triton is not installed")
     found = json.loads(told("--json"))
     assert found["gpu"] == "Some GPU"
     for devices in found["operators"].values():
         assert devices["cuda"].startswith("reference")
         assert "not yet measured on a GPU" in devices["cuda"]
     assert "Some GPU" in told()
+
+
+def test_what_serves_a_gpu_is_named_and_said_to_be_unmeasured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Some GPU")
+    monkeypatch.delitem(backends.missing, "triton", raising=False)
+    for name, devices in json.loads(told("--json"))["operators"].items():
+        kernel = name in importlib.import_module("flyk.backends.triton").KERNELS
+        assert devices["cuda"].startswith("triton" if kernel else "reference"), name
+        assert devices["cuda"].endswith("not yet measured on a GPU")
 
 
 @built

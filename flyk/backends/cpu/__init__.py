@@ -26,18 +26,17 @@ KERNELS = (
 SERVED = {}
 
 
-def _register(name: str) -> None:
-    """Give torch's dispatcher the kernel of this name and, where there are, its backward and in-place forms."""
-    here, operator = (importlib.import_module(f"{package}.{name}") for package in (__name__, "flyk.ops"))
-    operator.OPERATOR.register(getattr(here, name), "CPU")
-    if hasattr(here, "backward"):
-        operator.BACKWARD.register(here.backward, "CPU")
-    if hasattr(here, "in_place"):
-        operator.IN_PLACE.register(here.in_place, "CPU")
-    SERVED[name] = here.SERVED
-
-
 INSTRUCTION_SETS: list[str] = _library._C.instruction_sets()
 POOL = _library.use_torch_threads()
-for _name in KERNELS:
-    _register(_name)
+
+
+def register() -> None:
+    """Give torch's dispatcher the kernels of the list and, where there are, their backward and in-place forms."""
+    for name in KERNELS:
+        here, operator = (importlib.import_module(f"{package}.{name}") for package in (__name__, "flyk.ops"))
+        operator.OPERATOR.register(getattr(here, name), "CPU")
+        if hasattr(here, "backward"):
+            operator.BACKWARD.register(here.backward, "CPU")
+        if hasattr(here, "in_place"):
+            operator.IN_PLACE.register(here.in_place, "CPU")
+        SERVED[name] = here.SERVED
