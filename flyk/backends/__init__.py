@@ -1,7 +1,8 @@
 """How operators are served: each backend registers its kernels with torch's dispatcher when it loads.
 
-`FLYK_BACKEND` forces one ("reference", "cpu"); unset, all that can load do. A forced backend that cannot load is an
-error; otherwise one warning says what is missing and plain PyTorch serves.
+`FLYK_BACKEND` forces one ("reference", "cpu", "cuda"); unset, all that can load do, but for those that serve on
+request only. A forced backend that cannot load is an error; otherwise one warning says what is missing and plain
+PyTorch serves.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import importlib
 import os
 import warnings
 
-BACKENDS = ("cpu",)
+BACKENDS = ("cpu", "cuda")
+ON_REQUEST = ("cuda",)  # no committed measurement says that they win: they serve where FLYK_BACKEND names them
 missing: dict[str, str] = {}  # a backend that is not live, and why
 
 
@@ -27,8 +29,13 @@ def load() -> None:
         if forced not in ("", name):
             missing[name] = f"FLYK_BACKEND is {forced}"
             continue
+        if name in ON_REQUEST and not forced:
+            missing[name] = f"it serves on request only: FLYK_BACKEND={name}"
+            continue
         try:
-            importlib.import_module(f"flyk.backends.{name}")
+            backend = importlib.import_module(f"flyk.backends.{name}")
+            if name in ON_REQUEST:
+                backend.register()
         except Unavailable as error:
             if forced:
                 raise
