@@ -8,8 +8,10 @@ import os
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
+from flyk.cli.check import usable
 from flyk.cli.columns import columns
 
 ROUNDS = {True: (5, 0.2), False: (7, 3.0)}  # quick or not: at least so many rounds, and so many seconds of them
@@ -25,7 +27,7 @@ def bench(
         typer.Option(help="Operator to measure; may be repeated or a list with commas.", show_default="all"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, in under a minute.")] = False,
-    device: Annotated[str, typer.Option(help="cpu is the only one that has kernels yet.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     json: Annotated[Path | None, typer.Option(help="Write everything measured to this .json file.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a bar chart into this .svg or .png file.")] = None,
 ) -> None:
@@ -34,14 +36,13 @@ def bench(
     Rounds are interleaved. Beside each time stands its error against float64, and no time is given where one is
     wrong: the exit code is then 1.
     """
-    if device != "cpu":
-        raise ValueError(f"--device must be cpu, the only one with kernels of flyk yet, got {device!r}")
+    on = usable(device)
     writable("--json", json, ".json")
     writable("--plot", plot, ".svg", ".png")
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed: pip install 'flyk[bench]'")
 
-    result = run([name.strip() for entry in op or [] for name in entry.split(",")], quick)
+    result = run([name.strip() for entry in op or [] for name in entry.split(",")], quick, on)
     typer.echo(text(result))
     if json:
         with _whole(json) as part:
@@ -54,15 +55,19 @@ def bench(
     raise typer.Exit(int(any(case["check"] == "red" for case in result["cases"])))
 
 
-def run(operators: list[str], quick: bool) -> dict[str, Any]:
+def run(operators: list[str], quick: bool, device: torch.device) -> dict[str, Any]:
     """Measure, and return all that JSON and table tell."""
     from tqdm import tqdm
 
-    from flyk.bench import cases
+    from flyk.bench import _cuda, cases
     from flyk.bench._machine import ceilings, machine
     from flyk.bench._measure import measure
 
-    chosen, about, limits = cases(operators, quick=quick), machine(), ceilings()
+    chosen, about = cases(operators, quick=quick), machine()
+    if device.type == "cuda":
+        about, limits, measure = about | _cuda.machine(device), _cuda.ceilings(device), _cuda.measure_on(device)
+    else:
+        limits = ceilings()
     least, budget = ROUNDS[quick]
     measured = []
     with tqdm(chosen, disable=None, leave=False, unit="case") as bar:

@@ -1,13 +1,30 @@
-"""expand_gram_ by CUDA C++: with k winners in float32, by owner rows; else the reference's GEMM panels."""
+"""expand_gram_ by CUDA C++: winners in float32 are scattered by owner rows while they are few, else GEMM panels."""
 
 from __future__ import annotations
+
+import functools
 
 import torch
 from torch import Tensor
 
+from flyk import tuning
 from flyk.backends.cuda._library import call
 from flyk.backends.cuda.project_topk import project_topk
 from flyk.ops.expand_gram_ import BLOCK, reference
+
+
+@functools.cache
+def scatter_density(architecture: str) -> float:
+    """The share of winners above which the reference's panels were measured to be faster; 1 where nothing was."""
+    try:
+        return tuning.load(architecture)["expand_gram_"]["scatter_density"]
+    except (FileNotFoundError, KeyError):
+        return 1.0
+
+
+def architecture(device: torch.device) -> str:
+    """The name of the tuning file for a device."""
+    return f"sm_{torch.cuda.get_device_capability(device)[0]}0" if device.type == "cuda" else device.type
 
 
 def expand_gram_(
@@ -21,10 +38,11 @@ def expand_gram_(
     k: int | None = None,
     precision: str = "float32",
 ) -> None:
-    if k is None or G.dtype != torch.float32 or precision != "float32":
+    m, classes = Q.shape
+    exact = G.dtype == torch.float32 and precision == "float32"
+    if k is None or not exact or k > m * scatter_density(architecture(G.device)):
         reference(G, Q, h, values, indices, labels, activation, k, precision)
         return
-    m, classes = Q.shape
     h, values = h.float(), values.float()
     for rows, ids in zip(h.split(BLOCK), labels.split(BLOCK), strict=True):
         winners, at = project_topk(rows, values, indices, k, activation=activation)
