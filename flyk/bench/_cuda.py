@@ -24,6 +24,7 @@ SIDE = 8192  # of the square matrices whose product gives the rate
 PRECISIONS = {"float32": "highest", "tf32": "high"}  # as torch.set_float32_matmul_precision calls them
 MEMORY = 2**34  # bytes that the copies of a case's inputs may take ...
 COPIES = 512  # ... and how many of them there may be
+ROUNDS = (20, 0.5)  # of a case: at least so many, and so many seconds of them
 LEAD = 0.05  # seconds that the device is kept busy at most while the host prepares a call
 UNCOMPILED = "left out on a GPU: its compilation would take most of the eight minutes"
 

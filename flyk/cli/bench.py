@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json as json_module
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,7 @@ def bench(
     quick: Annotated[bool, typer.Option("--quick", help="A few small cases, in under a minute.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     json: Annotated[Path | None, typer.Option(help="Write everything measured to this .json file.")] = None,
+    limit: Annotated[float | None, typer.Option(help="Seconds after which no further case is begun.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw a bar chart into this .svg or .png file.")] = None,
 ) -> None:
     """Time each operator against the published algorithm, the best eager PyTorch and torch.compile of that.
@@ -42,7 +44,7 @@ def bench(
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed: pip install 'flyk[bench]'")
 
-    result = run([name.strip() for entry in op or [] for name in entry.split(",")], quick, on)
+    result = run([name.strip() for entry in op or [] for name in entry.split(",")], quick, on, limit)
     typer.echo(text(result))
     if json:
         with _whole(json) as part:
@@ -55,8 +57,9 @@ def bench(
     raise typer.Exit(int(any(case["check"] == "red" for case in result["cases"])))
 
 
-def run(operators: list[str], quick: bool, device: torch.device) -> dict[str, Any]:
+def run(operators: list[str], quick: bool, device: torch.device, limit: float | None = None) -> dict[str, Any]:
     """Measure, and return all that JSON and table tell."""
+    begin = time.monotonic()
     from tqdm import tqdm
 
     from flyk.bench import _cuda, cases
@@ -68,10 +71,12 @@ def run(operators: list[str], quick: bool, device: torch.device) -> dict[str, An
         about, limits, measure = about | _cuda.machine(device), _cuda.ceilings(device), _cuda.measure_on(device)
     else:
         limits = ceilings()
-    least, budget = ROUNDS[quick]
+    least, budget = ROUNDS[quick] if device.type == "cpu" else _cuda.ROUNDS
     measured = []
     with tqdm(chosen, disable=None, leave=False, unit="case") as bar:
         for case in bar:
+            if limit is not None and time.monotonic() - begin > limit:
+                break
             bar.set_postfix_str(case.name)
             measured.append(measure(case, limits, least=least, budget=budget))
     return {
@@ -79,6 +84,7 @@ def run(operators: list[str], quick: bool, device: torch.device) -> dict[str, An
         "quick": quick,
         "ceilings": {"copy_bytes_per_second": limits.copy, "flop_per_second": limits.flop_rate},
         "cases": measured,
+        "left_out": [case.name for case in chosen[len(measured) :]],
     }
 
 
@@ -118,6 +124,7 @@ def text(result: dict[str, Any]) -> str:
         "medians ± half the distance of the quartiles; errors: largest against float64, of the largest entry; floor:",
         "the longer of moving the bytes and doing the operations at the ceilings; reached: its share of flyk's time",
         *(f"[{at}] {note}" for at, note in enumerate(notes, 1)),
+        *(f"left out, for the time was over: {name}" for name in result["left_out"]),
     ]
     return "\n".join(lines)
 

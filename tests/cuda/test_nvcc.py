@@ -20,9 +20,8 @@ pytestmark = [
 ]
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())
 KERNEL = re.compile(
-    r"Compiling entry function '(\w+)' for 'sm_(\d+)'.*?(\d+) bytes stack frame, (\d+) bytes spill stores, "
-    r"(\d+) bytes spill loads\n.*?Used (\d+) registers(?:.*?, (\d+) bytes smem)?",
-    re.DOTALL,
+    r"Compiling entry function '(\w+)' for 'sm_(\d+)'\n.*\n *(\d+) bytes stack frame, (\d+) bytes spill stores, "
+    r"(\d+) bytes spill loads\n.*Used (\d+) registers(?:.*?, (\d+) bytes smem)?"
 )
 
 
