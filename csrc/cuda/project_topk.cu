@@ -11,18 +11,28 @@ namespace {
 
 constexpr int warps = 16, threads = warps * warp_size;
 
-// Activation i of the row of x at `x`, as it would be stored.
-template <class T, class X>
+// Consecutive entries that one load brings.
+template <class V, int N>
+struct alignas(N * sizeof(V)) Pack {
+  V entry[N];
+};
+
+// Activation i of the row of x at `x`, as it would be stored; the matrix is read N entries at a time.
+template <class T, int N, class X>
 struct Activations {
   const Project& a;
   X x;
   __device__ T operator()(int i) const {
     using A = Accumulator<T>;
-    const int64_t begin = i * a.matrix.nnz;
-    const T* values = static_cast<const T*>(a.matrix.values) + begin;
-    const int32_t* columns = a.matrix.indices + begin;
+    const int64_t packs = a.matrix.nnz / N;
+    const auto* values = static_cast<const Pack<T, N>*>(a.matrix.values) + i * packs;
+    const auto* columns = reinterpret_cast<const Pack<int32_t, N>*>(a.matrix.indices) + i * packs;
     A sum = 0;
-    for (int j = 0; j < static_cast<int>(a.matrix.nnz); ++j) sum += A(load(values[j])) * A(x[columns[j]]);
+    for (int j = 0; j < static_cast<int>(packs); ++j) {
+      const Pack<T, N> value = values[j];
+      const Pack<int32_t, N> column = columns[j];
+      for (int e = 0; e < N; ++e) sum += A(load(value.entry[e])) * A(x[column.entry[e]]);
+    }
     if (a.activation == Activation::relu && sum < A(0)) sum = 0;
     T stored;
     store(stored, sum);
@@ -37,7 +47,7 @@ struct Loaded {
   __device__ Accumulator<T> operator[](int i) const { return load(x[i]); }
 };
 
-template <class T, bool HELD>
+template <class T, int N, bool HELD>
 __global__ void __launch_bounds__(threads, resident / threads) rows_of(ProjectTopk a) {
   using A = Accumulator<T>;
   __shared__ Board<warps> board;
@@ -57,24 +67,31 @@ __global__ void __launch_bounds__(threads, resident / threads) rows_of(ProjectTo
     const auto x = dynamic_shared<A>(m * static_cast<int>(sizeof(Rank<T>)), in);
     for (int i = threadIdx.x; i < in; i += threads) x[i] = from[i];
     __syncthreads();
-    const Activations<T, decltype(x)> y{a.project, x};
+    const Activations<T, N, decltype(x)> y{a.project, x};
     for (int i = threadIdx.x; i < m; i += threads) held[i] = score(y(i), i);
     __syncthreads();
     pick(y, [&](int i) -> Rank<T> { return held[i]; });
   } else {
-    const Activations<T, Loaded<T>> y{a.project, from};
+    const Activations<T, N, Loaded<T>> y{a.project, from};
     pick(y, [&](int i) { return score(y(i), i); });
   }
 }
 
-template <class T>
+template <class T, int N>
 void start(const ProjectTopk& a, int64_t stream) {
   const dim3 grid(static_cast<unsigned>(a.project.rows));
   const int64_t bytes = (a.project.matrix.rows + a.project.matrix.in) * static_cast<int64_t>(sizeof(Rank<T>));
   if (bytes <= dynamic_shared_limit(sizeof(Board<warps>)))
-    launch(rows_of<T, true>, grid, threads, bytes, stream, a);
+    launch(rows_of<T, N, true>, grid, threads, bytes, stream, a);
   else
-    launch(rows_of<T, false>, grid, threads, 0, stream, a);
+    launch(rows_of<T, N, false>, grid, threads, 0, stream, a);
+}
+
+// Whether every row of the matrix begins where packs of N may be read.
+template <class T, int N>
+bool aligned(const Frozen& matrix) {
+  return matrix.nnz % N == 0 && reinterpret_cast<uintptr_t>(matrix.values) % alignof(Pack<T, N>) == 0 &&
+         reinterpret_cast<uintptr_t>(matrix.indices) % alignof(Pack<int32_t, N>) == 0;
 }
 
 }  // namespace
@@ -96,6 +113,10 @@ FLYK_ENTRY flyk_project_topk(int64_t device, int64_t stream, int64_t x, int64_t 
                          static_cast<Activation>(activation), nullptr},
                         k, at<float>(bias), static_cast<Selection>(selection), at<void>(winners),
                         at<int64_t>(winner_indices)};
-    by_dtype(a.project.dtype, [&](auto t) { start<decltype(t)>(a, stream); });
+    by_dtype(a.project.dtype, [&](auto t) {
+      using T = decltype(t);
+      constexpr int wide = sizeof(T) == 8 ? 2 : 4;  // loads of 16 bytes at most
+      aligned<T, wide>(a.project.matrix) ? start<T, wide>(a, stream) : start<T, 1>(a, stream);
+    });
   });
 }

@@ -85,11 +85,24 @@ def test_ranks_in_shared_memory_or_made_anew(shim: ctypes.CDLL, limit: int, dtyp
     draw = torch.Generator().manual_seed(0)
     y = torch.randint(-50, 50, (2, 600), generator=draw).to(dtype)
     run_and_compare("winner_take_all", y=y, k=77, bias=None, selection="signed")
-    x, values = torch.randint(-2, 3, (2, 30), generator=draw).to(dtype), torch.ones(600, 3, dtype=dtype)
-    indices = torch.rand(600, 30, generator=draw).argsort(1)[:, :3]
-    for k, activation in ((50, "relu"), (600, "none")):
+    x = torch.randint(-2, 3, (2, 30), generator=draw).to(dtype)
+    for nnz, k, activation in ((3, 50, "relu"), (4, 600, "none"), (8, 20, "relu")):
+        values = torch.randint(-1, 3, (600, nnz), generator=draw).to(dtype)
+        indices = torch.rand(600, 30, generator=draw).argsort(1)[:, :nnz]
         given = {"x": x, "values": values, "indices": indices, "k": k, "bias": None, "selection": "magnitude"}
         run_and_compare("project_topk", **given, activation=activation)
+
+
+def test_a_matrix_that_lies_off_the_grid_of_wide_loads() -> None:
+    draw = torch.Generator().manual_seed(2)
+    stored = torch.randint(-1, 3, (1 + 40 * 4,), generator=draw).float()
+    values = stored[1:].view(40, 4)
+    assert values.is_contiguous()
+    assert values.data_ptr() % 16 != 0
+    indices = torch.rand(40, 9, generator=draw).argsort(1)[:, :4]
+    x = torch.randint(-2, 3, (3, 9), generator=draw).float()
+    given = {"x": x, "values": values, "indices": indices, "k": 7, "bias": None, "selection": "signed"}
+    run_and_compare("project_topk", **given, activation="none")
 
 
 def run_and_compare(operator: str, **arguments: Any) -> None:

@@ -38,12 +38,25 @@ def expand_gram_(
     k: int | None = None,
     precision: str = "float32",
 ) -> None:
-    m, classes = Q.shape
     exact = G.dtype == torch.float32 and precision == "float32"
-    if k is None or not exact or k > m * scatter_density(architecture(G.device)):
+    if k is None or not exact or k > len(G) * scatter_density(architecture(G.device)):
         reference(G, Q, h, values, indices, labels, activation, k, precision)
-        return
-    h, values = h.float(), values.float()
+    else:
+        scatter(G, Q, h.float(), values.float(), indices, labels, activation, k)
+
+
+def scatter(
+    G: Tensor,
+    Q: Tensor,
+    h: Tensor,
+    values: Tensor,
+    indices: Tensor | None,
+    labels: Tensor,
+    activation: str,
+    k: int,
+) -> None:
+    """The winners of a block of rows, then what each of them adds, by owner rows of G."""
+    m, classes = Q.shape
     for rows, ids in zip(h.split(BLOCK), labels.split(BLOCK), strict=True):
         winners, at = project_topk(rows, values, indices, k, activation=activation)
         won = torch.zeros(m, (len(rows) + 31) // 32, dtype=torch.int32, device=h.device)  # who won, a bit a sample
