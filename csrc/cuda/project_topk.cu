@@ -28,6 +28,7 @@ struct Activations {
     const auto* values = static_cast<const Pack<T, N>*>(a.matrix.values) + i * packs;
     const auto* columns = reinterpret_cast<const Pack<int32_t, N>*>(a.matrix.indices) + i * packs;
     A sum = 0;
+#pragma unroll 1  // two packs at once cost more registers than there are
     for (int j = 0; j < static_cast<int>(packs); ++j) {
       const Pack<T, N> value = values[j];
       const Pack<int32_t, N> column = columns[j];
