@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import gc
+import itertools
 import math
 import time
 from collections.abc import Callable
@@ -88,7 +89,7 @@ def synchronize() -> None:
 
 
 def time_rounds(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least: int, budget: float) -> None:
-    """Fill in every rival's seconds on the device: rounds of one call each, every round on other inputs."""
+    """Fill in every rival's seconds on the device: rounds of one call each, each call on the next of the inputs."""
     live = {name: rival.function for name, rival in rivals.items() if rival.function is not None}
     calls = [{name: bind(case, f, case.inputs_of(name, inputs)) for name, f in live.items()} for inputs in sets]
     names = list(live)
@@ -98,11 +99,11 @@ def time_rounds(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least:
         with gradients(case):
             host = {name: min(prepared(call) for _ in range(3)) for name, call in calls[0].items()}
             synchronize()
-            start, done = time.perf_counter(), 0
+            start, done, turns = time.perf_counter(), 0, itertools.cycle(calls)
             while done < least or time.perf_counter() - start < budget:
                 turn = done % len(names)
                 for name in names[turn:] + names[:turn]:
-                    spent = elapsed(calls[done % len(calls)][name], 1.5 * host[name])
+                    spent = elapsed(next(turns)[name], 1.5 * host[name])
                     rivals[name].seconds.append(spent * (case.share if name == "published" else 1))
                 done += 1
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import time
@@ -80,6 +81,23 @@ def test_result_has_the_form_of_the_cpu(clock: list[float]) -> None:
     assert all(0 < rival["q1"] <= rival["median"] <= rival["q3"] for rival in live)
     assert len(clock) == 6 * len(live)
     assert min(clock) > 0
+
+
+def test_no_call_finds_the_inputs_of_those_shortly_before_it() -> None:
+    met: list[int] = []
+
+    def noted(y: torch.Tensor, k: int):
+        met.append(y.data_ptr())
+        return winner_take_all.published(y, k)
+
+    case = dataclasses.replace(winner_take_all.case(4, 50, 3), published=noted, eager=noted, uncompiled="left out")
+    sets = _cuda.place(input_sets(case), CPU, cache=2000)
+    rivals = rivals_of(case, sets[0], ["published", "eager"])
+    _cuda.time_rounds(case, rivals, sets, least=7, budget=0.0)
+    timed = met[6:]  # after the warm-up, three calls each
+    assert len(timed) == 14
+    assert timed[: len(sets)] == [inputs["y"].data_ptr() for inputs in sets]
+    assert all(a == b for a, b in zip(timed, timed[len(sets) :], strict=False))
 
 
 def test_ceilings_are_rates(monkeypatch: pytest.MonkeyPatch) -> None:
