@@ -112,6 +112,7 @@ def run_and_compare(operator: str, **arguments: Any) -> None:
     torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_gram_over_more_columns_than_a_panel_and_more_samples_than_a_word() -> None:
     m, rows, k, classes = 8200, 70, 3, 2
     draw = torch.Generator().manual_seed(1)
