@@ -11,7 +11,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test ctest lint bench gpu ext clean
+.PHONY: help run test ctest lint bench gpu ext cuda clean
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -45,15 +45,19 @@ bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the READM
 	$(BIN)/flyk bench --memory --json bench/results/memory/$(RUN).json
 	$(BIN)/python bench/table.py
 
-gpu: ext  ## On a GPU machine, with the torch that PYTHON has: build, and check every operator on the device
-	$(PYTHON) -m flyk check --device cuda
+gpu:  ## On a GPU machine, with the torch that PYTHON has: build, check, measure and tune there, in eight minutes
+	$(PYTHON) bench/gpu.py
 
 ext:  ## Build the extension in place for PYTHON, as developers do
 	$(PYTHON) setup.py --quiet build_ext --inplace
 	@! cat flyk/_build_failure.txt 2>/dev/null
 
+cuda:  ## The same, and the CUDA kernels by nvcc, which takes it a minute
+	FLYK_BUILD_CUDA=1 $(PYTHON) setup.py --quiet build_ext --inplace
+	@! cat flyk/_build_failure.txt flyk/_cuda_failure.txt 2>/dev/null
+
 clean:  ## Remove what was built and installed
-	rm -rf $(VENV) build dist *.egg-info flyk/_C.* flyk/_build_failure.txt
+	rm -rf $(VENV) build dist *.egg-info flyk/_C.* flyk/_cuda.so flyk/_*_failure.txt
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)

@@ -1,12 +1,17 @@
-"""Builds the extension flyk._C by CMake. Where it cannot be built, flyk installs without it and says why."""
+"""Builds the extension flyk._C by CMake and, if FLYK_BUILD_CUDA is set, flyk/_cuda.so by nvcc.
+
+Where one cannot be built, flyk installs without it and says why.
+"""
 
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Callable
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -14,6 +19,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent.resolve()
 FAILURE = "_build_failure.txt"  # read by flyk.backends.cpu
+CUDA_FAILURE = "_cuda_failure.txt"  # read by flyk.backends.cuda
 
 
 class CMakeBuild(build_ext):
@@ -21,21 +27,34 @@ class CMakeBuild(build_ext):
 
     def run(self) -> None:
         library = Path(self.get_ext_fullpath(self.extensions[0].name))
-        note = library.with_name(FAILURE)
-        built = reason = None
+        self._leave(library, FAILURE, "CPU", lambda: self._cmake(library.name))
+        # Only when asked for: it takes nvcc a minute, and they serve only on request (see flyk.backends).
+        cuda = self._nvcc if os.environ.get("FLYK_BUILD_CUDA") else None
+        self._leave(library.with_name("_cuda.so"), CUDA_FAILURE, "CUDA", cuda)
+
+    def _leave(self, library: Path, failure: str, what: str, build: Callable[[], Path] | None) -> None:
+        note, built, reason = library.with_name(failure), None, None
         try:
-            built = self._cmake(library.name)
+            built = build and build()
         except (ImportError, OSError, subprocess.CalledProcessError) as error:
             reason = _reason(error)
-            print(f"flyk: the CPU kernels were not built ({reason}); plain PyTorch will serve", file=sys.stderr)
+            print(f"flyk: the {what} kernels were not built ({reason}); plain PyTorch will serve", file=sys.stderr)
         library.parent.mkdir(parents=True, exist_ok=True)
         # A library that is in use is unlinked and not overwritten: its processes keep the old one.
         for stale in (library, note):
             stale.unlink(missing_ok=True)
-        if built is None:
-            note.write_text(f"{reason}\n")
-        else:
+        if built:
             shutil.copy(built, library)
+        elif reason:
+            note.write_text(f"{reason}\n")
+
+    def _nvcc(self) -> Path:
+        """The CUDA kernels, under build/."""
+        library = ROOT / "build" / "_cuda.so"
+        library.parent.mkdir(exist_ok=True)
+        command = runpy.run_path(str(ROOT / "csrc" / "cuda" / "build.py"))["by_nvcc"]
+        _run(command(library), {**os.environ})
+        return library
 
     def _cmake(self, name: str) -> Path:
         """Compile under build/; the path of the library there."""

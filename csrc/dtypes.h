@@ -7,6 +7,12 @@
 
 #include "kernels.h"
 
+#if defined(__CUDACC__)
+#define FLYK_ANYWHERE __host__ __device__
+#else
+#define FLYK_ANYWHERE
+#endif
+
 namespace flyk {
 namespace FLYK_ISA {
 
@@ -17,22 +23,22 @@ struct f16 {
   uint16_t bits;
 };
 
-inline uint32_t word_of(float v) {
+FLYK_ANYWHERE inline uint32_t word_of(float v) {
   uint32_t w;
   std::memcpy(&w, &v, 4);
   return w;
 }
-inline float float_of(uint32_t w) {
+FLYK_ANYWHERE inline float float_of(uint32_t w) {
   float v;
   std::memcpy(&v, &w, 4);
   return v;
 }
 
-inline float load(float v) { return v; }
-inline double load(double v) { return v; }
-inline float load(bf16 v) { return float_of(static_cast<uint32_t>(v.bits) << 16); }
+FLYK_ANYWHERE inline float load(float v) { return v; }
+FLYK_ANYWHERE inline double load(double v) { return v; }
+FLYK_ANYWHERE inline float load(bf16 v) { return float_of(static_cast<uint32_t>(v.bits) << 16); }
 // Exponent and mantissa moved into float's places and scaled by 2^112 set every finite value, subnormals included.
-inline float load(f16 v) {
+FLYK_ANYWHERE inline float load(f16 v) {
   const uint32_t sign = static_cast<uint32_t>(v.bits & 0x8000u) << 16;
   const uint32_t rest = static_cast<uint32_t>(v.bits & 0x7fffu) << 13;
   const uint32_t finite = word_of(float_of(rest) * float_of(239u << 23));
@@ -40,14 +46,14 @@ inline float load(f16 v) {
 }
 
 // To nearest, ties to even; NaN stays a quiet NaN.
-inline void store(float& to, float v) { to = v; }
-inline void store(double& to, double v) { to = v; }
-inline void store(bf16& to, float v) {
+FLYK_ANYWHERE inline void store(float& to, float v) { to = v; }
+FLYK_ANYWHERE inline void store(double& to, double v) { to = v; }
+FLYK_ANYWHERE inline void store(bf16& to, float v) {
   const uint32_t w = word_of(v);
   const bool nan = (w & 0x7fffffffu) > 0x7f800000u;
   to.bits = static_cast<uint16_t>(nan ? (w >> 16) | 0x40u : (w + 0x7fffu + ((w >> 16) & 1u)) >> 16);
 }
-inline void store(f16& to, float v) {
+FLYK_ANYWHERE inline void store(f16& to, float v) {
   const uint32_t w = word_of(v), sign = (w >> 16) & 0x8000u, magnitude = w & 0x7fffffffu;
   uint32_t half;
   if (magnitude > 0x7f800000u) {

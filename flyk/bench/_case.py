@@ -101,4 +101,4 @@ def decided(x: Tensor, scores: Tensor, k: int, margin: float = 1e-5) -> Tensor:
 
 def placed(winners: Tensor, indices: Tensor, n: int) -> tuple[Tensor, Tensor]:
     """Winners in their places among n, and the sizes in their order: together they say all of a top-k."""
-    return torch.zeros(*winners.shape[:-1], n, dtype=winners.dtype).scatter(-1, indices, winners), winners.abs()
+    return winners.new_zeros(*winners.shape[:-1], n).scatter(-1, indices, winners), winners.abs()

@@ -44,13 +44,24 @@ class Rival:
         return found
 
 
-def measure(case: Case, ceilings: Ceilings, *, least: int, budget: float) -> dict[str, Any]:
-    """Check and time a case: at least `least` rounds, and more until `budget` seconds have gone."""
-    sets = input_sets(case)
+def measure(
+    case: Case,
+    ceilings: Ceilings,
+    *,
+    least: int,
+    budget: float,
+    place: Callable[[list[Inputs]], list[Inputs]] = list,
+    time_rounds: Callable[..., None] | None = None,
+) -> dict[str, Any]:
+    """Check and time a case: at least `least` rounds, and more until `budget` seconds have gone.
+
+    Another device has its own way to place the sets of inputs and to time rounds, see `flyk.bench._cuda`.
+    """
+    sets = place(input_sets(case))
     rivals = rivals_of(case, sets[0])
-    fault = check(case, rivals, sets)
+    fault = check(case, rivals, sets[:INPUTS])  # what follows them are copies
     if not fault:
-        time_rounds(case, rivals, sets, least, budget)
+        (time_rounds or time_on_cpu)(case, rivals, sets, least, budget)
     return {
         "op": case.op,
         "what": case.what,
@@ -187,7 +198,7 @@ def error(found: tuple[Tensor, ...], right: tuple[Tensor, ...]) -> float:
     return worst
 
 
-def time_rounds(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least: int, budget: float) -> None:
+def time_on_cpu(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least: int, budget: float) -> None:
     """Fill in every rival's seconds."""
     live = {name: rival.function for name, rival in rivals.items() if rival.function is not None}
     calls = [

@@ -13,7 +13,7 @@ import torch
 from flyk.bench import modules
 from flyk.bench._case import Case
 from flyk.bench._machine import Ceilings, ceilings
-from flyk.bench._measure import check, input_sets, rivals_of, time_rounds
+from flyk.bench._measure import check, input_sets, rivals_of, time_on_cpu
 
 RIVALS = ("eager", "flyk")
 LINES = {"eager": ("s", "#4f6f9f"), "flyk": ("o", "#d9822b"), "floor": ("", "#000000")}  # marker, colour
@@ -67,7 +67,7 @@ def _points(case: Case, limits: dict[int, Ceilings], least: int, budget: float) 
             torch.set_num_threads(threads)
             rivals = rivals_of(case, sets[0], RIVALS)
             if not fault:
-                time_rounds(case, rivals, sets, least, budget)
+                time_on_cpu(case, rivals, sets, least, budget)
             medians = {name: rival.summary().get("median") for name, rival in rivals.items()}
             yield {"threads": threads, "fault": fault, **medians, "floor": case.floor.seconds(ceiling)}
     finally:

@@ -11,7 +11,7 @@ ROWS, FEATURES = 2048, 768  # of the expanded features whose Gram matrix is solv
 
 
 def published(G: Tensor, Q: Tensor, ridge: float) -> Result:
-    return torch.linalg.solve(G + ridge * torch.eye(G.shape[0]), Q)
+    return torch.linalg.solve(G + ridge * torch.eye(G.shape[0], device=G.device), Q)
 
 
 def eager(G: Tensor, Q: Tensor, ridge: float) -> Result:

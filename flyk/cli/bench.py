@@ -5,14 +5,17 @@ from __future__ import annotations
 import importlib.util
 import json as json_module
 import os
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 
 from flyk import backends
 from flyk.cli import bench_text
+from flyk.cli.check import usable
 
 # Quick or not: at least so many rounds, and so many seconds of them.
 ROUNDS = {True: (5, 0.2), False: (7, 3.0)}
@@ -32,7 +35,8 @@ def bench(
     tune: Annotated[
         bool, typer.Option("--tune", help="Find the crossovers of the CPU's dispatch and keep them in flyk/tuning.")
     ] = False,
-    device: Annotated[str, typer.Option(help="cpu is the only one that has kernels yet.")] = "cpu",
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    limit: Annotated[float | None, typer.Option(help="Seconds after which no further case is begun.")] = None,
     json: Annotated[
         Path | None,
         typer.Option(help="Write everything measured to this .json file; with --tune, the crossovers, not to flyk."),
@@ -50,8 +54,11 @@ def bench(
     kinds = [name for name, wanted in (("scaling", scaling), ("memory", memory), ("tune", tune)) if wanted]
     if len(kinds) > 1:
         raise ValueError(f"--{kinds[1]} must be given without --{kinds[0]}, got both")
-    if device != "cpu":
-        raise ValueError(f"--device must be cpu, the only one with kernels of flyk yet, got {device!r}")
+    on = usable(device)
+    if kinds and on.type != "cpu":
+        raise ValueError(f"--device must be cpu with --{kinds[0]}, which knows no other, got {device!r}")
+    if kinds and limit is not None:
+        raise ValueError(f"--limit must be given without --{kinds[0]}, got {limit}")
     if plot and (memory or tune):
         raise ValueError(f"--plot must be given without --{kinds[0]}, which draws nothing, got {plot}")
     writable("--json", json, ".json")
@@ -59,24 +66,39 @@ def bench(
     if plot and importlib.util.find_spec("matplotlib") is None:
         raise ValueError("--plot needs matplotlib, which is not installed: pip install 'flyk[bench]'")
 
-    run = {"scaling": run_scaling, "memory": run_memory, "tune": run_tune}[kinds[0]] if kinds else run_speed
     operators = [name.strip() for entry in op or [] for name in entry.split(",")]
-    raise typer.Exit(int(run(operators, quick, json, plot)))
+    if kinds:
+        run = {"scaling": run_scaling, "memory": run_memory, "tune": run_tune}[kinds[0]]
+        wrong = run(operators, quick, json, plot)
+    else:
+        wrong = run_speed(operators, quick, json, plot, on, limit)
+    raise typer.Exit(int(wrong))
 
 
-def run_speed(operators: list[str], quick: bool, json: Path | None, plot: Path | None) -> bool:
+def run_speed(
+    operators: list[str], quick: bool, json: Path | None, plot: Path | None, device: torch.device, limit: float | None
+) -> bool:
     """Time every case; True where one is wrong."""
-    from flyk.bench import cases
+    from flyk.bench import _cuda, cases
     from flyk.bench._machine import ceilings
     from flyk.bench._measure import measure
 
-    chosen = cases(operators, quick=quick)
-    about, limits = _about(quick), ceilings()
-    least, budget = ROUNDS[quick]
-    measured = [measure(case, limits, least=least, budget=budget) for case in _progress(chosen, unit="case")]
+    begin, chosen, about = time.monotonic(), cases(operators, quick=quick), _about(quick)
+    if device.type == "cuda":
+        about["machine"] |= _cuda.machine(device)
+        limits, measure = _cuda.ceilings(device), _cuda.measure_on(device)
+    else:
+        limits = ceilings()
+    least, budget = ROUNDS[quick] if device.type == "cpu" else _cuda.ROUNDS
+    measured = []
+    for case in _progress(chosen, unit="case"):
+        if limit is not None and time.monotonic() - begin > limit:
+            break
+        measured.append(measure(case, limits, least=least, budget=budget))
     result = about | {
         "ceilings": {"copy_bytes_per_second": limits.copy, "flop_per_second": limits.flop_rate},
         "cases": measured,
+        "left_out": [case.name for case in chosen[len(measured) :]],
     }
     typer.echo(bench_text.speed(result))
     _write_json(result, json)

@@ -39,6 +39,7 @@ def speed(result: dict[str, Any]) -> str:
         "medians ± half the distance of the quartiles; errors: largest against float64, of the largest entry; floor:",
         "the longer of moving the bytes and doing the operations at the ceilings; reached: its share of flyk's time",
         *(f"[{at}] {note}" for at, note in enumerate(notes, 1)),
+        *(f"left out, for the time was over: {name}" for name in result["left_out"]),
     ]
     return "\n".join(lines)
 

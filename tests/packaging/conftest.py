@@ -34,7 +34,7 @@ def root() -> Path:
 def copy_tree(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Path]:
     def copy() -> Path:
         tree = tmp_path_factory.mktemp("tree")
-        built = shutil.ignore_patterns("_C.*", "_build_failure.txt", "__pycache__")
+        built = shutil.ignore_patterns("_C.*", "_cuda.so", "_*_failure.txt", "__pycache__")
         for name in SOURCES:
             source = ROOT / name
             if source.is_dir():

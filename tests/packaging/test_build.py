@@ -110,3 +110,17 @@ def test_build_in_place_survives_a_missing_tool(
     assert not list(tree.glob("flyk/_C.*"))
     assert tool in stale.read_text()
     assert "an old reason" not in stale.read_text()
+
+
+def test_a_failed_build_of_the_cuda_kernels_leaves_an_install_that_says_why(
+    copy_tree: Callable[[], Path], python: Callable[..., str]
+) -> None:
+    tree = copy_tree()
+    library, note = tree / "flyk" / "_cuda.so", tree / "flyk" / "_cuda_failure.txt"
+    library.write_text("an old library")
+    asked = {"FLYK_BUILD_CUDA": "1", "CUDACXX": "/bin/false"}
+    python("setup.py", "build_ext", "--inplace", cwd=tree, **NO_COMPILER, **asked)
+    assert not library.exists()
+    assert "/bin/false" in note.read_text()
+    python("setup.py", "build_ext", "--inplace", cwd=tree, **NO_COMPILER, FLYK_BUILD_CUDA="")
+    assert not note.exists()

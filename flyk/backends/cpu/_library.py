@@ -15,7 +15,11 @@ from torch import Tensor
 
 from flyk import tuning
 from flyk.backends import Unavailable
-from flyk.ops import _check
+from flyk.backends._arguments import DTYPES as DTYPES
+from flyk.backends._arguments import addresses
+from flyk.backends._arguments import frozen as frozen
+from flyk.backends._arguments import scores_bias as scores_bias
+from flyk.backends._arguments import selection_code as selection_code
 
 try:
     _C: Any = importlib.import_module("flyk._C")
@@ -23,8 +27,6 @@ except ImportError as error:
     note = Path(__file__).parents[2] / "_build_failure.txt"
     reason = note.read_text().strip() if note.exists() else str(error)
     raise Unavailable(f"the CPU kernels are not there ({reason})") from None
-
-DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 
 
 def _instruction_set() -> str:
@@ -69,28 +71,7 @@ def use_torch_threads() -> str | None:
 def call(kernel: Callable[..., None], *args: Any) -> None:
     """Call a kernel with tensors as addresses, None as 0, on torch's number of threads."""
     _C.set_threads(torch.get_num_threads())
-    kernel(*[a.data_ptr() if isinstance(a, Tensor) else 0 if a is None else a for a in args])
-
-
-def scores_bias(bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    if bias is None:
-        return None
-    wanted = _check.accumulator(dtype)
-    return (bias if bias.dtype == wanted else bias.to(wanted)).contiguous()
-
-
-def frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[Any, ...]:
-    """The arguments by which csrc takes a frozen matrix: values, indices, rows, inputs, entries a row."""
-    if indices is not None:
-        indices = (indices if indices.dtype == torch.int32 else indices.to(torch.int32)).contiguous()
-        if indices.numel() == 0:
-            indices = indices.new_zeros(1)  # an empty tensor has no address, and without one a matrix is dense
-    rows, entries = values.shape
-    return values.contiguous(), indices, rows, in_features, entries
-
-
-def selection_code(name: str) -> int:
-    return _check.SELECTIONS.index(name)
+    kernel(*addresses(args))
 
 
 def terms(dtype: torch.dtype, precision: str) -> int:

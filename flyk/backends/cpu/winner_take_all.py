@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
+from flyk.backends._arguments import empty_winners as empty_winners
 from flyk.backends.cpu._library import _C, DTYPES, call, scores_bias, selection_code
 from flyk.ops import _check
 
 SERVED = "csrc"
-
-
-def empty_winners(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    shape = (*x.shape[:-1], k)
-    return x.new_empty(shape), x.new_empty(shape, dtype=torch.int64)
 
 
 def winner_take_all(
