@@ -2,9 +2,10 @@
 //
 // The ladder: (1) a mask of -inf as wide as the logits and a softmax over all of them; (2) the columns present copied
 // out, and the passes of a softmax over the copy; (3) here the columns of one row are gathered into L1, where the
-// maximum, the exponentials and their sum are taken by whole vectors, and nothing else of that row is read. The backward
-// does this again, which costs less than to keep and to read back what the forward found, and writes each row of the
-// gradient once: zeros, then its few entries. Rows are shared out over the threads, and their losses summed in order.
+// maximum, the exponentials and their sum are taken by whole vectors, and nothing else of that row is read; (4) rows
+// are shared out over the threads, and their losses summed in order. The backward does this again, which costs less
+// than to keep and to read back what the forward found, and writes each row of the gradient once: zeros, then its few
+// entries.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -38,8 +39,8 @@ class Softmax {
   int64_t room() const { return parts(size(), lanes) * lanes; }
   int64_t column(int64_t c) const { return columns_[c]; }
   int64_t rank_of_target(int64_t n) const { return rank_[a_.target[n]]; }
-  // As many rows as pay for waking a thread.
-  int64_t grain() const { return 1 + 4096 / (1 + size()); }
+  // A thread's share of the rows, of which each costs as many steps as exponentials; or as pay for waking it.
+  int64_t grain(int64_t steps) const { return std::max(1 + 16384 / (1 + steps), parts(a_.rows, Pool::threads())); }
 
   // p = e^(l - largest) over the classes present, in row n; it has room for whole vectors.
   Row run(int64_t n, A* p) const {
@@ -47,21 +48,33 @@ class Softmax {
     if (size() == a_.classes) widen(logits, p, size());
     else for (int64_t c = 0; c < size(); ++c) p[c] = load(logits[columns_[c]]);
     std::fill(p + size(), p + room(), -std::numeric_limits<A>::infinity());
+    const int64_t end = room();
     Lanes most = vector_at(p), sums = {};
-    for (int64_t c = lanes; c < room(); c += lanes) most = vector_at(p + c) > most ? vector_at(p + c) : most;
-    Row row{most[0], 0};
-    for (int64_t l = 1; l < lanes; ++l) row.largest = std::max(row.largest, most[l]);
-    for (int64_t c = 0; c < room(); c += lanes) {
-      vector_at(p + c) = exp(vector_at(p + c) - row.largest);
-      sums += vector_at(p + c);
+    for (int64_t c = lanes; c < end; c += lanes) most = vector_at(p + c) > most ? vector_at(p + c) : most;
+    const A largest = folded<vector_bytes>(most, [](const auto& a, const auto& b) { return a > b ? a : b; });
+    for (int64_t c = 0; c < end; c += lanes) {
+      const Lanes e = exp(vector_at(p + c) - largest);
+      vector_at(p + c) = e;
+      sums += e;
     }
-    for (int64_t l = 0; l < lanes; ++l) row.sum += sums[l];
-    return row;
+    return {largest, folded<vector_bytes>(sums, [](const auto& a, const auto& b) { return a + b; })};
   }
 
  private:
   using Lanes = typename Vector<A>::type;
   static constexpr int64_t lanes = Vector<A>::lanes, absent = -1;
+
+  // All lanes combined, one half with the other until one lane is left.
+  template <int64_t bytes, class F>
+  static A folded(const typename Vector<A, bytes>::type& v, const F& f) {
+    if constexpr (bytes == 2 * sizeof(A)) {
+      return f(A(v[0]), A(v[1]));
+    } else {
+      typename Vector<A, bytes / 2>::type half[2];
+      std::memcpy(half, &v, bytes);
+      return folded<bytes / 2>(f(half[0], half[1]), f);
+    }
+  }
 
   const MaskedCrossEntropy& a_;
   std::vector<int64_t> rank_, columns_;  // the place of a class among those present, ascending; and back
@@ -72,7 +85,7 @@ void mean_loss(const MaskedCrossEntropy& a) {
   using A = Accumulator<T>;
   const Softmax<T> softmax(a);
   const Scratch<A> losses(a.rows);
-  parallel_for(a.rows, softmax.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(a.rows, softmax.grain(softmax.size()), [&](int64_t begin, int64_t end) {
     const Scratch<A> p(softmax.room());
     for (int64_t n = begin; n < end; ++n) {
       const auto [largest, sum] = softmax.run(n, p.get());
@@ -90,7 +103,7 @@ void gradient(const MaskedCrossEntropy& a) {
   using A = Accumulator<T>;
   const Softmax<T> softmax(a);
   const A scale = static_cast<A>(a.scale);
-  parallel_for(a.rows, softmax.grain(), [&](int64_t begin, int64_t end) {
+  parallel_for(a.rows, softmax.grain(softmax.size() + a.classes / 8), [&](int64_t begin, int64_t end) {
     const Scratch<A> p(softmax.room());
     for (int64_t n = begin; n < end; ++n) {
       T* to = static_cast<T*>(a.result) + n * a.classes;
