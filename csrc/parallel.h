@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <mutex>
+#include <thread>
 
 namespace flyk {
 
@@ -23,8 +24,9 @@ struct Pool {
   }
 };
 
-// Calls f(begin, end) over [0, n) in blocks of `grain`. Blocks are claimed in order by whichever thread is free, so f
-// must give the same result whoever runs it; an exception in any block is rethrown here once all threads are back.
+// Calls f(begin, end) over [0, n) in blocks of `grain`. The calling thread has the first, so that what a call with a
+// block for each thread left in a cache is there for the next; the others are claimed in order by whichever thread is
+// free, so f must give the same result whoever runs it. An exception in any block is rethrown here once all are back.
 template <class F>
 void parallel_for(int64_t n, int64_t grain, const F& f) {
   if (n <= 0) return;
@@ -34,15 +36,17 @@ void parallel_for(int64_t n, int64_t grain, const F& f) {
   struct Team {
     const F& f;
     int64_t n, grain;
-    std::atomic<int64_t> next{0};
+    std::atomic<int64_t> next;
+    std::thread::id caller;
     std::exception_ptr fault;
     std::mutex mutex;
-  } shared{f, n, grain, {}, {}, {}};
+  } shared{f, n, grain, grain, std::this_thread::get_id(), {}, {}};
   Pool::entry()(
       [](void* data) {
         Team& t = *static_cast<Team*>(data);
         try {
-          for (int64_t begin; (begin = t.next.fetch_add(t.grain)) < t.n;)
+          int64_t begin = std::this_thread::get_id() == t.caller ? 0 : t.next.fetch_add(t.grain);
+          for (; begin < t.n; begin = t.next.fetch_add(t.grain))
             t.f(begin, begin + t.grain < t.n ? begin + t.grain : t.n);
         } catch (...) {
           std::lock_guard<std::mutex> lock(t.mutex);

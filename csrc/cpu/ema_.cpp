@@ -2,7 +2,8 @@
 //
 // The ladder: (1) each head in two passes, a product and a sum; (2) in one, so that the bank is read and written once;
 // (3) all heads over one block of entries before the next, so that online comes from memory once and from L1 for the
-// later heads; (4) blocks on all threads, where there are enough entries to pay for waking them.
+// later heads; (4) an equal run of blocks on each thread, where there are enough entries to pay for waking it: what a
+// thread moved in one step is still in its own cache in the next.
 #include "operators.h"
 #include "vectors.h"
 
@@ -22,7 +23,7 @@ void move(T* head, const T* online, int64_t n, A decay, A rest) {
 template <class T>
 void run(const Ema& a) {
   constexpr int64_t block = 4096, paying = 16384;  // entries
-  const int64_t grain = paying / std::max<int64_t>(a.heads, 1) / block * block + block;
+  const int64_t grain = std::max(paying, parts(a.entries, Pool::threads()));
   parallel_for(a.entries, grain, [&](int64_t begin, int64_t end) {
     for (int64_t first = begin; first < end; first += block) {
       const int64_t n = std::min(block, end - first);

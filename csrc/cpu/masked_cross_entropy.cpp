@@ -1,10 +1,11 @@
 // masked_cross_entropy: the mean over rows of log sum e^l - l_target, over the classes that some row has as its target.
 //
 // The ladder: (1) a mask of -inf as wide as the logits and a softmax over all of them; (2) the columns present copied
-// out, and the passes of a softmax over the copy; (3) here the columns of one row are gathered into L1, where the
-// maximum, the exponentials and their sum are taken by whole vectors, and nothing else of that row is read. The backward
-// does this again, which costs less than to keep and to read back what the forward found, and writes each row of the
-// gradient once: zeros, then its few entries. Rows are shared out over the threads, and their losses summed in order.
+// out, and the passes of a softmax over the copy; (3) here the columns of a few rows are gathered into a tile in L1, a
+// row to a lane, so that the maximum, the exponentials and their sum are taken for all those rows at once, no lane
+// waits for another, and nothing else of a row is read; (4) rows are shared out over the threads, and their losses
+// summed in order. The backward does this again, which costs less than to keep and to read back what the forward
+// found, and writes each row of the gradient once: zeros, then its few entries.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -21,8 +22,10 @@ template <class T>
 class Softmax {
  public:
   using A = Accumulator<T>;
-  struct Row {
-    A largest, sum;  // of the logits present; of the exponentials
+  using Lanes = typename Vector<A>::type;
+  static constexpr int64_t lanes = Vector<A>::lanes;
+  struct Tile {
+    Lanes largest, sum;  // of the logits present; of the exponentials
   };
 
   explicit Softmax(const MaskedCrossEntropy& a) : a_(a), rank_(a.classes, absent) {
@@ -35,49 +38,57 @@ class Softmax {
   }
 
   int64_t size() const { return static_cast<int64_t>(columns_.size()); }
-  int64_t room() const { return parts(size(), lanes) * lanes; }
+  int64_t room() const { return size() * lanes; }
   int64_t column(int64_t c) const { return columns_[c]; }
   int64_t rank_of_target(int64_t n) const { return rank_[a_.target[n]]; }
-  // As many rows as pay for waking a thread.
-  int64_t grain() const { return 1 + 4096 / (1 + size()); }
+  // A thread's share of the rows, of which each costs as many steps as exponentials; or as pay for waking it.
+  int64_t grain(int64_t steps) const { return std::max(1 + 16384 / (1 + steps), parts(a_.rows, Pool::threads())); }
 
-  // p = e^(l - largest) over the classes present, in row n; it has room for whole vectors.
-  Row run(int64_t n, A* p) const {
-    const T* logits = static_cast<const T*>(a_.logits) + n * a_.classes;
-    if (size() == a_.classes) widen(logits, p, size());
-    else for (int64_t c = 0; c < size(); ++c) p[c] = load(logits[columns_[c]]);
-    std::fill(p + size(), p + room(), -std::numeric_limits<A>::infinity());
-    Lanes most = vector_at(p), sums = {};
-    for (int64_t c = lanes; c < room(); c += lanes) most = vector_at(p + c) > most ? vector_at(p + c) : most;
-    Row row{most[0], 0};
-    for (int64_t l = 1; l < lanes; ++l) row.largest = std::max(row.largest, most[l]);
-    for (int64_t c = 0; c < room(); c += lanes) {
-      vector_at(p + c) = exp(vector_at(p + c) - row.largest);
-      sums += vector_at(p + c);
+  // p[c * lanes + i] = e^(l - largest) over the classes c present, in row first + i of `rows`; lanes beyond are idle.
+  Tile run(int64_t first, int64_t rows, A* p) const {
+    if (rows < lanes) std::fill(p, p + room(), A(0));
+    for (int64_t i = 0; i < rows; ++i) {
+      const T* logits = static_cast<const T*>(a_.logits) + (first + i) * a_.classes;
+      for (int64_t c = 0; c < size(); ++c) p[c * lanes + i] = load(logits[columns_[c]]);
     }
-    for (int64_t l = 0; l < lanes; ++l) row.sum += sums[l];
-    return row;
+    Lanes largest = Lanes{} - std::numeric_limits<A>::infinity(), sum = {};
+    for (int64_t c = 0; c < room(); c += lanes) largest = vector_at(p + c) > largest ? vector_at(p + c) : largest;
+    for (int64_t c = 0; c < room(); c += lanes) {
+      const Lanes e = exp(vector_at(p + c) - largest);
+      vector_at(p + c) = e;
+      sum += e;
+    }
+    return {largest, sum};
   }
 
  private:
-  using Lanes = typename Vector<A>::type;
-  static constexpr int64_t lanes = Vector<A>::lanes, absent = -1;
+  static constexpr int64_t absent = -1;
 
   const MaskedCrossEntropy& a_;
   std::vector<int64_t> rank_, columns_;  // the place of a class among those present, ascending; and back
 };
+
+// f(first row, rows, memory for a tile) over all rows, a tile at a time.
+template <class T, class F>
+void by_tiles(const MaskedCrossEntropy& a, const Softmax<T>& softmax, int64_t steps, const F& f) {
+  constexpr int64_t lanes = Softmax<T>::lanes;
+  parallel_for(a.rows, softmax.grain(steps), [&](int64_t begin, int64_t end) {
+    const Scratch<Accumulator<T>> p(softmax.room());
+    for (int64_t first = begin; first < end; first += lanes) f(first, std::min(lanes, end - first), p.get());
+  });
+}
 
 template <class T>
 void mean_loss(const MaskedCrossEntropy& a) {
   using A = Accumulator<T>;
   const Softmax<T> softmax(a);
   const Scratch<A> losses(a.rows);
-  parallel_for(a.rows, softmax.grain(), [&](int64_t begin, int64_t end) {
-    const Scratch<A> p(softmax.room());
-    for (int64_t n = begin; n < end; ++n) {
-      const auto [largest, sum] = softmax.run(n, p.get());
+  by_tiles(a, softmax, softmax.size(), [&](int64_t first, int64_t rows, A* p) {
+    const auto [largest, sum] = softmax.run(first, rows, p);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t n = first + i;
       const A of_target = load(static_cast<const T*>(a.logits)[n * a.classes + a.target[n]]);
-      losses[n] = std::log(sum) - (of_target - largest);
+      losses[n] = std::log(sum[i]) - (of_target - largest[i]);
     }
   });
   double total = 0;
@@ -88,16 +99,18 @@ void mean_loss(const MaskedCrossEntropy& a) {
 template <class T>
 void gradient(const MaskedCrossEntropy& a) {
   using A = Accumulator<T>;
+  constexpr int64_t lanes = Softmax<T>::lanes;
   const Softmax<T> softmax(a);
   const A scale = static_cast<A>(a.scale);
-  parallel_for(a.rows, softmax.grain(), [&](int64_t begin, int64_t end) {
-    const Scratch<A> p(softmax.room());
-    for (int64_t n = begin; n < end; ++n) {
-      T* to = static_cast<T*>(a.result) + n * a.classes;
-      const A inverse = 1 / softmax.run(n, p.get()).sum;
+  by_tiles(a, softmax, softmax.size() + a.classes / 8, [&](int64_t first, int64_t rows, A* p) {
+    const auto inverse = A(1) / softmax.run(first, rows, p).sum;
+    for (int64_t i = 0; i < rows; ++i) {
+      T* to = static_cast<T*>(a.result) + (first + i) * a.classes;
+      const A of_row = inverse[i];
       std::memset(to, 0, a.classes * sizeof(T));
-      for (int64_t c = 0; c < softmax.size(); ++c) store(to[softmax.column(c)], p[c] * inverse * scale);
-      store(to[a.target[n]], (p[softmax.rank_of_target(n)] * inverse - 1) * scale);
+      for (int64_t c = 0; c < softmax.size(); ++c) store(to[softmax.column(c)], p[c * lanes + i] * of_row * scale);
+      const A of_target = p[softmax.rank_of_target(first + i) * lanes + i] * of_row;
+      store(to[a.target[first + i]], (of_target - 1) * scale);
     }
   });
 }

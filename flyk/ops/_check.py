@@ -46,6 +46,11 @@ def at_least_1d(name: str, tensor: Tensor) -> None:
         raise ValueError(f"{name} must have at least one dimension, got a scalar")
 
 
+def contiguous(name: str, tensor: Tensor) -> None:
+    if not tensor.is_contiguous():
+        raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
+
+
 def alike(**tensors: Tensor | None) -> None:
     """All tensors given share the first one's dtype and device."""
     _share(tensors, dtype=True)
@@ -105,6 +110,7 @@ def in_range(name: str, ids: Tensor, n: int) -> None:
     if ids.device.type != "cpu":
         torch.ops.aten._assert_async(((ids >= 0) & (ids < n)).all())
         return
-    low, high = (int(v) for v in torch.aminmax(ids))
+    lowest, highest = torch.aminmax(ids)
+    low, high = lowest.item(), highest.item()
     if low < 0 or high >= n:
         raise ValueError(f"{name} must be from 0 to {n - 1}, got {low if low < 0 else high}")

@@ -55,12 +55,16 @@ class Operator:
         self.overload = getattr(torch.ops.flyk, self.name).default
         self._arguments = self.overload._schema.arguments
         self.kernels: dict[str, str] = {}  # dispatch key -> the backend that serves it
-        self._written = [a.alias_info is not None and a.alias_info.is_write for a in self._arguments]
+        self._written = [i for i, a in enumerate(self._arguments) if a.alias_info is not None and a.alias_info.is_write]
+        self._types = [_types(a.type) for a in self._arguments]
+        self._kernel: Callable[..., Any]  # the CPU's: the reference until a backend brings one
+        self._record: Callable[..., Any] | None = None
         self.register(reference, "CompositeExplicitAutograd")
         checks = self._checks[:1] if check is not None else []
         torch.library.register_fake(f"flyk::{self.name}", _after(checks, fake), lib=_library)
         if backward is not None and setup_context is not None:
-            kernel = _autograd_kernel(self.overload, backward, setup_context)
+            self._record = _recorder(self.overload, backward, setup_context)
+            kernel = _autograd_kernel(self.overload, self._record)
             _library.impl(self.name, kernel, "Autograd", with_keyset=True)
         if autocast:
             names = [argument.name for argument in self._arguments]
@@ -71,15 +75,24 @@ class Operator:
     def register(self, kernel: Callable[..., Any], key: str) -> None:
         """Make `kernel` the one that serves dispatch key `key` ("CPU", "CUDA"); the operator's checks run before it."""
         self.kernels[key] = kernel.__module__.removeprefix("flyk.backends.").partition(".")[0]
-        if any(self._written):
+        if self._written:
             kernel = _counted(kernel, self._written)
-        _library.impl(self.name, _after(self._checks, kernel), key)
+        checked = _after(self._checks, kernel)
+        _library.impl(self.name, checked, key)
+        if key in ("CompositeExplicitAutograd", "CPU"):
+            self._kernel = checked
 
     def __call__(self, *args: Any) -> Any:
         if torch.compiler.is_compiling():
             return self.overload(*args)
+        recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
+        if self._is_plain(args):  # the dispatcher would come to the same kernel, 10 to 40 us later
+            if not recorded:
+                return self._kernel(*args)
+            if self._record is not None:
+                return self._record(*args, self._kernel)
         try:
-            if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
+            if recorded:
                 return self.overload(*args)
             with torch._C._AutoDispatchBelowAutograd():  # nothing to record: autograd's kernel would cost 6 us
                 return self.overload(*args)
@@ -97,6 +110,45 @@ class Operator:
                 raise ValueError(f"{self.name}: {argument} must fit 64 bits, got a larger {came}") from None
             raise TypeError(f"{self.name}: {argument} must be {wanted}, got {came}") from None
 
+    def _is_plain(self, args: tuple[Any, ...]) -> bool:
+        """Whether the arguments are exactly the schema's and the dispatcher would do nothing but call the CPU kernel.
+
+        That is: no mode, transform, tracer, autocast or profiler is on, and each tensor is an ordinary one of the CPU.
+        """
+        if len(args) != len(self._types) or torch._C._dispatch_tls_local_include_set() != _NOTHING_ON:
+            return False
+        if torch._C._is_any_autocast_enabled() or torch._C._is_torch_function_mode_enabled():
+            return False
+        if torch.autograd.profiler._is_profiler_enabled:
+            return False
+        for value, types in zip(args, self._types, strict=True):
+            kind = type(value)
+            if kind not in types:
+                return False
+            if kind in _TENSORS and torch._C._dispatch_keys(value) != _ORDINARY:
+                return False
+            if kind in _LISTS and not {float}.issuperset(map(type, value)):
+                return False
+        return True
+
+
+_TENSORS = (Tensor, torch.nn.Parameter)
+_LISTS = (tuple, list)
+# The dispatch keys that are on when nothing is, and those of a tensor on the CPU that has no negation pending.
+_Key = torch._C.DispatchKey
+_NOTHING_ON = torch._C.DispatchKeySet(_Key.BackendSelect) | torch._C.DispatchKeySet(_Key.ADInplaceOrView)
+_ORDINARY = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
+
+
+def _types(of: Any) -> tuple[type, ...]:
+    """The Python types that a schema's type takes as they are."""
+    if isinstance(of, torch.OptionalType):
+        return (*_types(of.getElementType()), type(None))
+    if isinstance(of, torch.ListType):
+        return _LISTS
+    kinds = {"Tensor": _TENSORS, "int": (int,), "SymInt": (int,), "float": (float,), "bool": (bool,), "str": (str,)}
+    return kinds[str(of)]
+
 
 def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Callable[..., Any]:
     """`kernel`, run only once all `checks` have passed on the same arguments."""
@@ -112,35 +164,33 @@ def _after(checks: list[Callable[..., None]], kernel: Callable[..., Any]) -> Cal
     return checked
 
 
-def _counted(kernel: Callable[..., Any], written: list[bool]) -> Callable[..., Any]:
+def _counted(kernel: Callable[..., Any], written: list[int]) -> Callable[..., Any]:
     """`kernel`, which may write by address; autograd is told, so that it knows a saved tensor to be stale."""
 
     @functools.wraps(kernel)
     def counted(*args: Any) -> Any:
         result = kernel(*args)
-        for tensor, was_written in zip(args, written, strict=False):
-            if was_written and tensor is not None and not tensor.is_inference():
+        for tensor in map(args.__getitem__, written):
+            if tensor is not None and not tensor.is_inference():
                 torch.autograd.graph.increment_version(tensor)
         return result
 
     return counted
 
 
-def _autograd_kernel(overload: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> Any:
-    """What `torch.library.register_autograd` makes, without the 30 us that it takes to record a gradient."""
-    below = torch._C._after_autograd_keyset
-    defaults = tuple(a.default_value for a in overload._schema.arguments)
+def _recorder(overload: Any, backward: Callable[..., Any], setup_context: Callable[..., None]) -> Callable[..., Any]:
+    """Takes an operator's arguments and the kernel to call, and records the gradient of what that gives.
 
-    def run(keyset: Any, args: Sequence[Any]) -> Any:
-        with torch._C._AutoDispatchBelowAutograd():
-            return overload.redispatch(keyset & below, *args)
+    What `torch.library.register_autograd` makes takes 30 us more.
+    """
+    defaults = tuple(a.default_value for a in overload._schema.arguments)
 
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *args: Any) -> Any:
-            *inputs, keyset = args  # last, so that the inputs keep their places in ctx.needs_input_grad
+            *inputs, kernel = args  # last, so that the inputs keep their places in ctx.needs_input_grad
             ctx.set_materialize_grads(False)  # no zeros for outputs without a gradient
-            result = run(keyset, inputs)
+            result = kernel(*inputs)
             setup_context(ctx, inputs, result)
             return result
 
@@ -150,11 +200,25 @@ def _autograd_kernel(overload: Any, backward: Callable[..., Any], setup_context:
                 return (None,) * (len(defaults) + 1)
             return (*backward(ctx, *grads), None)
 
+    def record(*args: Any) -> Any:
+        *inputs, kernel = args
+        # The dispatcher leaves out trailing arguments that equal their defaults.
+        return Recorded.apply(*inputs, *defaults[len(inputs) :], kernel)
+
+    return record
+
+
+def _autograd_kernel(overload: Any, record: Callable[..., Any]) -> Callable[..., Any]:
+    below = torch._C._after_autograd_keyset
+
     def kernel(keyset: Any, *args: Any) -> Any:
+        def run(*args: Any) -> Any:
+            with torch._C._AutoDispatchBelowAutograd():
+                return overload.redispatch(keyset & below, *args)
+
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*args):
-            # The dispatcher leaves out trailing arguments that equal their defaults.
-            return Recorded.apply(*args, *defaults[len(args) :], keyset)
-        return run(keyset, args)
+            return record(*args, run)
+        return run(*args)
 
     return kernel
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flyk.ops import _check
 from flyk.ops._operator import Operator
-from flyk.ops.gram_ import check_labels, check_statistics
+from flyk.ops.gram_ import check_statistics
 from flyk.ops.gram_ import reference as reference_gram_
 from flyk.ops.project import reference as reference_project
 from flyk.ops.winner_take_all import reference as reference_winner_take_all
@@ -65,11 +65,9 @@ def check(
     _check.dtype("h", h)
     _check.shape("h", h, "N", "d")
     _check.frozen(values, indices, h.shape[1])
-    _check.alike(h=h, values=values)
-    _check.same_device(h=h, indices=indices)
-    check_statistics(G, Q, values.shape[0])
-    _check.same_device(G=G, h=h)
-    check_labels(labels, h.shape[0], G)
+    _check.dtype("values", values, (h.dtype,))
+    check_statistics(G, Q, values.shape[0], labels, h.shape[0])
+    _check.same_device(h=h, values=values, indices=indices, G=G, Q=Q, labels=labels)
     _check.choice("activation", activation, _check.ACTIVATIONS)
     _check.precision(precision, G.device)
     if k is not None:

@@ -36,26 +36,21 @@ def gram_(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *, precision: str =
 def check(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, precision: str = "float32") -> None:
     _check.dtype("phi", phi)
     _check.shape("phi", phi, "N", "M")
-    check_statistics(G, Q, phi.shape[1])
-    check_labels(labels, phi.shape[0], G)
-    _check.same_device(G=G, phi=phi)
+    check_statistics(G, Q, phi.shape[1], labels, phi.shape[0])
+    _check.same_device(G=G, Q=Q, phi=phi, labels=labels)
     _check.precision(precision, G.device)
 
 
-def check_statistics(G: Tensor, Q: Tensor, m: int) -> None:
+def check_statistics(G: Tensor, Q: Tensor, m: int, labels: Tensor, rows: int) -> None:
+    """What is summed, and the labels it is summed by; but for their devices."""
     _check.dtype("G", G, _check.ACCUMULATORS)
     _check.shape("G", G, m, m)
+    _check.dtype("Q", Q, (G.dtype,))
     _check.shape("Q", Q, m, "T")
-    _check.alike(G=G, Q=Q)
-    for name, tensor in (("G", G), ("Q", Q)):
-        if not tensor.is_contiguous():
-            raise ValueError(f"{name} must be contiguous, got strides {tensor.stride()}")
-
-
-def check_labels(labels: Tensor, rows: int, G: Tensor) -> None:
+    _check.contiguous("G", G)
+    _check.contiguous("Q", Q)
     _check.dtype("labels", labels, (torch.int64,))
     _check.shape("labels", labels, rows)
-    _check.same_device(G=G, labels=labels)
 
 
 def check_values(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *_: object) -> None:

@@ -199,3 +199,20 @@ def test_meta_tensors_get_shapes_alone(case: Case) -> None:
     arguments = {n: v.to("meta") if isinstance(v, Tensor) else v for n, v in arguments_of(case).items()}
     for got, want in zip(outputs(served(case.operator), case.operator, arguments), real, strict=True):
         assert (got.shape, got.dtype, got.stride()) == (want.shape, want.dtype, want.stride())
+
+
+@pytest.mark.parametrize("case", each())
+def test_a_direct_call_is_the_dispatchers(case: Case) -> None:
+    """Outside all modes an operator calls its kernel itself, and torch's dispatcher inside them: the bits are equal."""
+    with torch.profiler.profile() as profile:
+        dispatched = run(case)
+    assert f"flyk::{case.operator}" in {event.name for event in profile.events() or ()}
+    assert same(run(case), dispatched)
+
+
+@pytest.mark.parametrize("case", each(["project", "masked_cross_entropy", "fly_lora"]))
+def test_a_pending_negation_is_done(case: Case) -> None:
+    name = next(n for n, t in arguments_of(case).items() if isinstance(t, Tensor))
+    pending, done = arguments_of(case), arguments_of(case)
+    pending[name], done[name] = torch.ops.aten._neg_view(pending[name]), -done[name]
+    assert same(*(outputs(served(case.operator), case.operator, arguments) for arguments in (pending, done)))
