@@ -32,6 +32,7 @@ struct WinnerTakeAll {
   int64_t* indices;  // (rows, k)
 };
 
+// Sparse rows only: dense rows are a GEMM, which torch has.
 struct Project {
   const void* x;  // (rows, in)
   DType dtype;
@@ -133,19 +134,26 @@ struct MakeProjection {
   int32_t* indices;  // (rows, nnz), null for gaussian
 };
 
+// Every kernel's name and what it is given, once: the table below, its declarations (cpu/operators.h) and each build's
+// functions in it (cpu/table.cpp) are made of this list.
+#define FLYK_KERNELS(X)                                \
+  X(make_projection, MakeProjection)                   \
+  X(winner_take_all, WinnerTakeAll)                    \
+  X(project, Project)                                  \
+  X(project_topk, ProjectTopk)                         \
+  X(fly_lora, FlyLora)                                 \
+  X(fly_lora_backward, FlyLoraBackward)                \
+  X(winner_gram, WinnerGram)                           \
+  X(ensemble, Ensemble)                                \
+  X(ema_, Ema)                                         \
+  X(masked_cross_entropy, MaskedCrossEntropy)          \
+  X(masked_cross_entropy_backward, MaskedCrossEntropy)
+
 struct Kernels {
   const char* isa;
-  void (*make_projection)(const MakeProjection&);
-  void (*winner_take_all)(const WinnerTakeAll&);
-  void (*project)(const Project&);  // sparse rows only: dense rows are a GEMM, which torch has
-  void (*project_topk)(const ProjectTopk&);
-  void (*fly_lora)(const FlyLora&);
-  void (*fly_lora_backward)(const FlyLoraBackward&);
-  void (*winner_gram)(const WinnerGram&);
-  void (*ensemble)(const Ensemble&);
-  void (*ema_)(const Ema&);
-  void (*masked_cross_entropy)(const MaskedCrossEntropy&);
-  void (*masked_cross_entropy_backward)(const MaskedCrossEntropy&);
+#define FLYK_FIELD(name, Arguments) void (*name)(const Arguments&);
+  FLYK_KERNELS(FLYK_FIELD)
+#undef FLYK_FIELD
 };
 
 const Kernels& kernels();
