@@ -59,7 +59,7 @@ struct FlyLora {
   const void* base;  // (rows, out) or null; may be y itself
   const void* b;     // (out, r)
   const float* bias; // (r,) or null
-  float scale;
+  double scale;
   Selection selection;
   void* y;           // (rows, out)
   void* winners;     // (rows, k)
@@ -74,13 +74,13 @@ struct FlyLoraBackward {
   const int64_t* indices;  // (rows, k)
   Frozen matrix;
   const void* b;  // (out, r)
-  float scale;
+  double scale;
   void* grad_x;  // (rows, in) or null
   void* grad_b;  // (out, r) or null
 };
 
-// The k-winner Gram: row n of phi holds winners at distinct columns; G (m, m) lower triangle += phi^T phi,
-// q (m, classes) += rows of phi summed by label.
+// The k-winner Gram: row n of phi holds winners at distinct columns; G (m, m) lower triangle += phi^T phi, and what is
+// above it may change; q (m, classes) += rows of phi summed by label.
 struct WinnerGram {
   const float* winners;    // (rows, k)
   const int64_t* indices;  // (rows, k)
