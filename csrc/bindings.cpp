@@ -124,4 +124,13 @@ PYBIND11_MODULE(_C, m) {
                                                    at<int64_t>(target), scale, at<void>(grad)});
         },
         free_gil);
+  m.def("product",
+        [](Address left, int left_dtype, int64_t rows, int64_t left_row, int64_t left_depth, Address right,
+           int right_dtype, int64_t columns, int64_t right_row, int64_t right_depth, int64_t depth, int terms, bool add,
+           bool lower, Address out) {
+          kernels().product({{at<void>(left), static_cast<DType>(left_dtype), rows, left_row, left_depth},
+                             {at<void>(right), static_cast<DType>(right_dtype), columns, right_row, right_depth},
+                             depth, terms, add, lower, at<float>(out)});
+        },
+        free_gil);
 }

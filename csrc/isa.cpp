@@ -14,13 +14,39 @@ namespace baseline { extern const Kernels table; }
 namespace avx2 { extern const Kernels table; }
 namespace avx512 { extern const Kernels table; }
 #endif
+#ifdef FLYK_AMX
+namespace amx {
+bool supported();
+void product(const Product&);
+}  // namespace amx
+#endif
+
+namespace {
+
+#ifdef FLYK_AMX
+// AVX-512's kernels and one more.
+Kernels with_tiles() {
+  Kernels table = avx512::table;
+  table.isa = "amx";
+  table.product = amx::product;
+  return table;
+}
+#endif
+
+}  // namespace
 
 std::vector<const Kernels*> tables() {
   std::vector<const Kernels*> found;
 #ifdef FLYK_X86
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
+      __builtin_cpu_supports("avx512vl")) {
+#ifdef FLYK_AMX
+    static const Kernels tiles = with_tiles();
+    static const bool there = amx::supported();
+    if (there) found.push_back(&tiles);
+#endif
     found.push_back(&avx512::table);
+  }
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
     found.push_back(&avx2::table);
 #endif

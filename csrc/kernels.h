@@ -134,8 +134,25 @@ struct MakeProjection {
   int32_t* indices;  // (rows, nnz), null for gaussian
 };
 
-// Every kernel's name and what it is given, once: the table below, its declarations (cpu/operators.h) and each build's
-// functions in it (cpu/table.cpp) are made of this list.
+// One side of a product: (rows, depth) of f32 or bf16; one of the strides is 1.
+struct Operand {
+  const void* values;
+  DType dtype;
+  int64_t rows, row_stride, depth_stride;
+};
+
+// out = left right^T or out += left right^T in float32 sums; out (left.rows, right.rows).
+struct Product {
+  Operand left, right;
+  int64_t depth;
+  int terms;   // 1: rounded to bfloat16; 3 or 4: split into high and low, without low times low or with it
+  bool add;
+  bool lower;  // only what is on and below the diagonal is meant
+  float* out;
+};
+
+// The kernels that every build has, each with what it is given: from this list come the table below, the declarations
+// (cpu/operators.h) and what a build puts into its table (cpu/table.cpp).
 #define FLYK_KERNELS(X)                                \
   X(make_projection, MakeProjection)                   \
   X(winner_take_all, WinnerTakeAll)                    \
@@ -154,6 +171,7 @@ struct Kernels {
 #define FLYK_FIELD(name, Arguments) void (*name)(const Arguments&);
   FLYK_KERNELS(FLYK_FIELD)
 #undef FLYK_FIELD
+  void (*product)(const Product&);  // null but in "amx": elsewhere products are the matrix library's
 };
 
 const Kernels& kernels();

@@ -101,7 +101,7 @@ def test_an_unknown_instruction_set_is_refused_at_import() -> None:
 
 @csrc
 @pytest.mark.slow
-@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("level", ["baseline", "avx2", "avx512", "amx"])
 def test_every_instruction_set_is_right(level: str) -> None:
     if level not in importlib.import_module("flyk.backends.cpu").INSTRUCTION_SETS:
         pytest.skip(f"this processor has no {level}")

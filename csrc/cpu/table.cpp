@@ -9,7 +9,8 @@ namespace FLYK_ISA {
 
 #define FLYK_ENTRY(name, Arguments) name,
 extern const Kernels table;
-const Kernels table = {FLYK_TEXT(FLYK_ISA), FLYK_KERNELS(FLYK_ENTRY)};
+// The last is the product of the tile unit, which isa.cpp adds.
+const Kernels table = {FLYK_TEXT(FLYK_ISA), FLYK_KERNELS(FLYK_ENTRY) nullptr};
 
 }  // namespace FLYK_ISA
 }  // namespace flyk

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from flyk import reference
 from flyk.bench._case import FLOAT, Case, Floor, Inputs, Result, choose, decided, frozen, normal
 from flyk.bench._scaling import Curve
 from flyk.bench._tune import Crossover
@@ -43,9 +44,19 @@ def eager(
 
 
 def ours(
-    ops, G: Tensor, Q: Tensor, h: Tensor, values: Tensor, indices: Tensor | None, labels: Tensor, k: int | None
+    ops,
+    G: Tensor,
+    Q: Tensor,
+    h: Tensor,
+    values: Tensor,
+    indices: Tensor | None,
+    labels: Tensor,
+    k: int | None,
+    precision: str,
 ) -> Result:
-    ops.expand_gram_(G, Q, torch.cat(h.split(BATCH)), values, indices, labels, activation="relu", k=k)
+    rows = torch.cat(h.split(BATCH))
+    precision = "float32" if ops is reference else precision  # the answer is the exact one
+    ops.expand_gram_(G, Q, rows, values, indices, labels, activation="relu", k=k, precision=precision)
     return G, Q
 
 
@@ -67,9 +78,9 @@ def case(
     nnz: int | None = None,
     classes: int = 10,
     *,
+    precision: str = "float32",
     share: int = 1,
     uncompiled: str = "",
-    quick: bool = False,
 ) -> Case:
     rows = batches * BATCH
 
@@ -89,11 +100,12 @@ def case(
             "R": R,
             "labels": choose(generator, classes, rows),
             "k": k,
+            "precision": precision,
         }
 
     return Case(
         op="expand_gram_",
-        what="all active" if k is None else "k winners",
+        what=("all active" if k is None else "k winners") + (f", {precision}" * (precision != "float32")),
         sizes=f"{batches} batches of {BATCH}, {d} to {m}"
         + (f", nnz {nnz}" if nnz else "")
         + ("" if k is None else f", k {k}"),
@@ -107,17 +119,21 @@ def case(
         stream=("h", "labels"),
         share=share,
         uncompiled=uncompiled,
+        bound=5e-3 if precision == "bf16" else 1e-5,
     )
 
 
 CASES = (
     case(64, 768, 10000, share=16),
+    case(64, 768, 10000, precision="bf16", share=16),
+    case(64, 768, 10000, precision="bf16x3", share=16),
     case(64, 768, 10000, k=100, share=16),
     case(64, 768, 10000, k=500, share=16),
     case(64, 768, 10000, k=100, nnz=8, share=16),
 )
 QUICK = (
     case(8, 768, 1000, uncompiled=UNFUSED),
+    case(8, 768, 1000, precision="bf16x3", uncompiled=UNFUSED),
     case(8, 768, 1000, k=50, uncompiled=UNFUSED),
 )
 SCALING = (

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from flyk.nn import _check
 from flyk.nn._keep_dtype import keep_dtype
+from flyk.nn._resolve import resolve
 from flyk.nn.random_projection import RandomProjection
 from flyk.ops import _check as _ops_check
 from flyk.ops import expand_gram_, project, ridge_solve, winner_take_all
 from flyk.ops.expand_gram_ import BLOCK
+from flyk.ops.ridge_solve import factor, substitute
 from flyk.ops.winner_take_all import scatter
 
 INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -48,6 +50,9 @@ class REAR(nn.Module):
             converted to it.
         precision: of the products with R and of φᵀφ: "float32", "tf32", "bf16x3" or "bf16", see `flyk.ops.gram_`.
         flush_rows: rows buffered.
+        keep_factor: keep the Cholesky factor of the last solution, which takes as much memory as G. After a few more
+            rows the next solution then takes a few conjugate gradient iterations, each a pass over G and the factor,
+            in place of M³ / 3 operations; where they do not suffice the factor is made anew.
 
     Attributes:
         G: (M, M), of which the lower triangle is meant; Q: (M, T); call `flush` before reading either.
@@ -72,6 +77,7 @@ class REAR(nn.Module):
         dtype: torch.dtype = torch.float32,
         precision: str = "float32",
         flush_rows: int = BLOCK,
+        keep_factor: bool = False,
     ) -> None:
         super().__init__()
         self.in_features = _check.integer("in_features", in_features, 1)
@@ -93,6 +99,8 @@ class REAR(nn.Module):
         self._labels = torch.zeros(flush_rows, dtype=torch.int64)
         self._filled = 0
         self._solution: Tensor | None = None
+        self.keep_factor = keep_factor
+        self._factored: tuple[Tensor, Tensor] | None = None  # a factor of G as it was, and the last solution
 
     @property
     def num_experts(self) -> int:
@@ -133,15 +141,30 @@ class REAR(nn.Module):
     @torch.inference_mode(False)  # what is kept must outlive the mode
     @torch.no_grad()
     def solve(self) -> Tensor:
-        """U (M, T) of all rows so far, by Cholesky; kept until the next update.
+        """U (M, T) of all rows so far, by Cholesky, or from the factor that was kept; kept until the next update.
 
         Raises:
             ValueError: ridge is too small for this G, in this dtype.
         """
         self.flush()
         if self._solution is None:
-            self._solution = ridge_solve(self.G, self.Q, self.ridge)
+            self._solution = self._solve_kept() if self.keep_factor else ridge_solve(self.G, self.Q, self.ridge)
         return self._solution
+
+    def _solve_kept(self) -> Tensor:
+        """U from the factor that was kept, which rows have only added to; where that does not do, from a new one."""
+        if self._factored is not None:
+            kept, start = self._factored
+            start = F.pad(start, (0, self.num_experts - start.shape[1]))
+            U = resolve(self.G, self.Q, self.ridge, kept, start)
+            if U is not None:
+                self._factored = kept, U
+                return U
+            self._factored = kept = None  # its memory goes before the new one comes
+        made = factor(self.G, self.ridge)
+        U = substitute(made, self.Q).contiguous()
+        self._factored = made, U
+        return U
 
     def forward(self, h: Tensor) -> Tensor:
         """Scores (..., T) of rows h (..., d), in the statistics' dtype; an expert that was never seen has -inf.
@@ -271,14 +294,14 @@ class REAR(nn.Module):
         for mine, theirs in ((self.G, G), (self.Q, Q), (self.counts, counts)):
             mine[..., : theirs.shape[-1]].copy_(theirs)
             mine[..., theirs.shape[-1] :].zero_()
-        self._filled, self._solution = 0, None
+        self._filled, self._solution, self._factored = 0, None, None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> REAR:
         move = keep_dtype(fn)
         super()._apply(move, recurse)
         for name in (*STATISTICS, "_rows", "_labels"):
             setattr(self, name, move(getattr(self, name)))
-        self._solution = None
+        self._solution = self._factored = None
         return self
 
     def extra_repr(self) -> str:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flyk.ops import _check
 from flyk.ops._operator import Operator
-from flyk.ops.project import rounded
+from flyk.ops.project import rounded, split
 
 PANEL = 1024  # rows of G updated by one product: large enough for GEMM, small enough to skip most of the upper half
 
@@ -24,7 +24,8 @@ def gram_(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *, precision: str =
         phi: (N, M) float32, float64, bfloat16 or float16, any strides.
         labels: (N,) int64 from 0 to T - 1.
         precision: "float32" (as exact as G's dtype allows), "bf16" (phi rounded to bfloat16, sums in G's dtype),
-            "bf16x3" (three products of bfloat16 parts) or "tf32" (CUDA only). Q is always summed exactly.
+            "bf16x3" (three products of bfloat16 parts, in which an infinity may become NaN) or "tf32" (CUDA only). Q
+            is always summed exactly.
 
     Raises:
         ValueError, TypeError: a shape, dtype, device, label or name that does not fit; G and Q are then as before.
@@ -63,14 +64,19 @@ def check_values(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *_: object) 
 
 def reference(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, precision: str = "float32") -> None:
     phi = phi.to(G.dtype)
-    one_hot = labels[:, None] == torch.arange(Q.shape[1], device=Q.device)
-    Q.addmm_(phi.t(), one_hot.to(Q.dtype))
-    high = phi if precision in ("float32", "tf32") else rounded(phi)
-    _add_lower(G, high, high)
+    add_labels(Q, phi, labels)
     if precision == "bf16x3":
-        low = rounded(phi - high)
+        high, low = split(phi)
         _add_lower(G, high, low)
         _add_lower(G, low, high)
+    else:
+        high = rounded(phi) if precision == "bf16" else phi
+    _add_lower(G, high, high)
+
+
+def add_labels(Q: Tensor, phi: Tensor, labels: Tensor) -> None:
+    one_hot = labels[:, None] == torch.arange(Q.shape[1], device=Q.device)
+    Q.addmm_(phi.to(Q.dtype).t(), one_hot.to(Q.dtype))
 
 
 def _add_lower(G: Tensor, left: Tensor, right: Tensor) -> None:

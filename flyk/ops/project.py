@@ -25,7 +25,8 @@ def project(
         indices: (M, p) int64 or int32 columns of the entries, from 0 to d - 1 and distinct within a row; or None.
         activation: "none" or "relu".
         precision: "float32" (products and sums as exact as the dtype allows), "bf16" (x and R rounded to bfloat16,
-            sums in float32), "bf16x3" (float32 emulated by three bfloat16 products) or "tf32" (CUDA only).
+            sums in float32), "bf16x3" (float32 emulated by three bfloat16 products, in which an infinity may become
+            NaN) or "tf32" (CUDA only).
 
     Returns:
         y: (..., M) in x's dtype; sums are taken in float32 for half types. Differentiable in x.
@@ -65,8 +66,8 @@ def _product(x: Tensor, values: Tensor, indices: Tensor | None, precision: str) 
     if precision == "bf16":
         return _product(rounded(x), rounded(values), indices, "float32")
     if precision == "bf16x3":
-        x_high, v_high = rounded(x), rounded(values)
-        low = _product(x_high, values - v_high, indices, "bf16") + _product(x - x_high, v_high, indices, "bf16")
+        (x_high, x_low), (v_high, v_low) = split(x), split(values)
+        low = _product(x_high, v_low, indices, "float32") + _product(x_low, v_high, indices, "float32")
         return low + _product(x_high, v_high, indices, "float32")
     if indices is None:
         return F.linear(x, values)
@@ -82,6 +83,12 @@ def _product(x: Tensor, values: Tensor, indices: Tensor | None, precision: str) 
 def rounded(x: Tensor) -> Tensor:
     """x rounded to bfloat16, in its own dtype."""
     return x.to(torch.bfloat16).to(x.dtype)
+
+
+def split(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x as the sum of two bfloat16 numbers, in its own dtype: one that has no finite first part has no second."""
+    high = rounded(x)
+    return high, rounded(x - high).masked_fill(~high.isfinite(), 0)
 
 
 def dense(values: Tensor, indices: Tensor | None, in_features: int) -> Tensor:

@@ -7,6 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flyk.nn import REAR, rear
+from flyk.ops import ridge_solve
+from flyk.ops.ridge_solve import factor
 
 D, M, T = 6, 24, 4
 
@@ -295,3 +297,29 @@ def test_autocast_changes_nothing():
         scores = cast(h)
     assert scores.dtype == torch.float32
     assert torch.equal(scores, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_kept_factor_gives_the_full_solution_after_more_rows(monkeypatch, dtype):
+    h, labels = stream(400)
+    kept = router(keep_factor=True, dtype=dtype, ridge=5.0)
+    kept.update(h[:390], labels[:390] % 3)  # one expert is still unseen
+    whole = fed(h, torch.cat((labels[:390] % 3, labels[390:])), ridge=5.0)
+    kept.solve()
+    kept.G.masked_fill_(torch.ones(M, M, dtype=torch.bool).triu(1), torch.nan)  # must not be read
+    kept.update(h[390:], labels[390:])
+    kept.flush()
+    monkeypatch.setattr(rear, "factor", lambda *_: pytest.fail("factored anew"))
+    rtol, atol = (1e-3, 1e-6) if dtype == torch.float32 else (1e-7, 1e-11)
+    torch.testing.assert_close(kept.solve().double(), whole.solve(), rtol=rtol, atol=atol)
+
+
+def test_a_factor_that_no_longer_serves_is_made_anew(monkeypatch):
+    h, labels = stream(400)
+    kept, made = router(keep_factor=True, ridge=1e-6), []
+    monkeypatch.setattr(rear, "factor", lambda *a: made.append(1) or factor(*a))
+    kept.update(h[:3], labels[:3])
+    kept.solve()
+    kept.update(1e3 * h[3:], labels[3:])  # directions that the first factor has at the ridge alone
+    torch.testing.assert_close(kept.solve(), ridge_solve(kept.G, kept.Q, 1e-6))
+    assert len(made) == 2

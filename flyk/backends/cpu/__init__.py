@@ -14,6 +14,7 @@ KERNELS = (
     "winner_take_all",
     "project_topk",
     "fly_lora",
+    "gram_",
     "expand_gram_",
     "ridge_solve",
     "ensemble",
@@ -22,9 +23,7 @@ KERNELS = (
 )
 
 # What serves each operator on the CPU, in a sentence for `flyk info`.
-SERVED = {
-    "gram_": "reference: GEMM panels of the lower triangle, which PyTorch's library does best",
-}
+SERVED = {}
 
 
 def _register(name: str) -> None:

@@ -91,3 +91,20 @@ def frozen(values: Tensor, indices: Tensor | None, in_features: int) -> tuple[An
 
 def selection_code(name: str) -> int:
     return _check.SELECTIONS.index(name)
+
+
+def terms(dtype: torch.dtype, precision: str) -> int:
+    """How many bfloat16 products the tile unit needs for one product at this precision; 0 where it can't serve."""
+    if ISA != "amx" or dtype == torch.float64:
+        return 0
+    return 1 if dtype == torch.bfloat16 else {"bf16": 1, "bf16x3": 3}.get(precision, 0)
+
+
+def product(left: Tensor, right: Tensor, out: Tensor, terms: int, *, gram: bool = False) -> None:
+    """``out = left rightᵀ`` on the tile unit, or with `gram` ``out += left rightᵀ`` on and below the diagonal."""
+    sides = []
+    for x in (left, right):
+        x = x.float() if x.dtype == torch.float16 else x
+        x = x if 1 in x.stride() else x.contiguous()
+        sides += [x, DTYPES[x.dtype], x.shape[0], *x.stride()]
+    call(_C.product, *sides, left.shape[1], terms, gram, gram, out)
