@@ -1,4 +1,4 @@
-// The Python face of csrc: addresses and sizes in, nothing out. Callers (flyk/backends/cpu.py) have checked them.
+// The Python face of csrc: addresses and sizes in, nothing out. Callers (flyk/backends/cpu) have checked them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -73,7 +73,7 @@ PYBIND11_MODULE(_C, m) {
         free_gil);
   m.def("fly_lora",
         [](Address x, int dtype, int64_t rows, int64_t out, int64_t k, Address values, Address indices, int64_t r,
-           int64_t in, int64_t nnz, Address base, Address b, Address bias, float scale, int selection, Address y,
+           int64_t in, int64_t nnz, Address base, Address b, Address bias, double scale, int selection, Address y,
            Address winners, Address winner_indices) {
           kernels().fly_lora({at<void>(x), static_cast<DType>(dtype), rows, out, k,
                               frozen(values, indices, r, in, nnz), at<void>(base), at<void>(b), at<float>(bias), scale,
@@ -83,7 +83,7 @@ PYBIND11_MODULE(_C, m) {
         free_gil);
   m.def("fly_lora_backward",
         [](Address grad, int dtype, int64_t rows, int64_t out, int64_t k, Address winners, Address winner_indices,
-           Address values, Address indices, int64_t r, int64_t in, int64_t nnz, Address b, float scale, Address grad_x,
+           Address values, Address indices, int64_t r, int64_t in, int64_t nnz, Address b, double scale, Address grad_x,
            Address grad_b) {
           kernels().fly_lora_backward({at<void>(grad), static_cast<DType>(dtype), rows, out, k, at<void>(winners),
                                        at<int64_t>(winner_indices), frozen(values, indices, r, in, nnz), at<void>(b),

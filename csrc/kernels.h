@@ -32,6 +32,7 @@ struct WinnerTakeAll {
   int64_t* indices;  // (rows, k)
 };
 
+// Sparse rows only: dense rows are a GEMM, which torch has.
 struct Project {
   const void* x;  // (rows, in)
   DType dtype;
@@ -58,7 +59,7 @@ struct FlyLora {
   const void* base;  // (rows, out) or null; may be y itself
   const void* b;     // (out, r)
   const float* bias; // (r,) or null
-  float scale;
+  double scale;
   Selection selection;
   void* y;           // (rows, out)
   void* winners;     // (rows, k)
@@ -73,13 +74,13 @@ struct FlyLoraBackward {
   const int64_t* indices;  // (rows, k)
   Frozen matrix;
   const void* b;  // (out, r)
-  float scale;
+  double scale;
   void* grad_x;  // (rows, in) or null
   void* grad_b;  // (out, r) or null
 };
 
-// The k-winner Gram: row n of phi holds winners at distinct columns; G (m, m) lower triangle += phi^T phi,
-// q (m, classes) += rows of phi summed by label.
+// The k-winner Gram: row n of phi holds winners at distinct columns; G (m, m) lower triangle += phi^T phi, and what is
+// above it may change; q (m, classes) += rows of phi summed by label.
 struct WinnerGram {
   const float* winners;    // (rows, k)
   const int64_t* indices;  // (rows, k)
@@ -150,19 +151,26 @@ struct Product {
   float* out;
 };
 
+// The kernels that every build has, each with what it is given: from this list come the table below, the declarations
+// (cpu/operators.h) and what a build puts into its table (cpu/table.cpp).
+#define FLYK_KERNELS(X)                                \
+  X(make_projection, MakeProjection)                   \
+  X(winner_take_all, WinnerTakeAll)                    \
+  X(project, Project)                                  \
+  X(project_topk, ProjectTopk)                         \
+  X(fly_lora, FlyLora)                                 \
+  X(fly_lora_backward, FlyLoraBackward)                \
+  X(winner_gram, WinnerGram)                           \
+  X(ensemble, Ensemble)                                \
+  X(ema_, Ema)                                         \
+  X(masked_cross_entropy, MaskedCrossEntropy)          \
+  X(masked_cross_entropy_backward, MaskedCrossEntropy)
+
 struct Kernels {
   const char* isa;
-  void (*make_projection)(const MakeProjection&);
-  void (*winner_take_all)(const WinnerTakeAll&);
-  void (*project)(const Project&);  // sparse rows only: dense rows are a GEMM, which torch has
-  void (*project_topk)(const ProjectTopk&);
-  void (*fly_lora)(const FlyLora&);
-  void (*fly_lora_backward)(const FlyLoraBackward&);
-  void (*winner_gram)(const WinnerGram&);
-  void (*ensemble)(const Ensemble&);
-  void (*ema_)(const Ema&);
-  void (*masked_cross_entropy)(const MaskedCrossEntropy&);
-  void (*masked_cross_entropy_backward)(const MaskedCrossEntropy&);
+#define FLYK_FIELD(name, Arguments) void (*name)(const Arguments&);
+  FLYK_KERNELS(FLYK_FIELD)
+#undef FLYK_FIELD
   void (*product)(const Product&);  // null but in "amx": elsewhere products are the matrix library's
 };
 

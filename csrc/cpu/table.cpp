@@ -7,11 +7,10 @@
 namespace flyk {
 namespace FLYK_ISA {
 
+#define FLYK_ENTRY(name, Arguments) name,
 extern const Kernels table;
-const Kernels table = {
-    FLYK_TEXT(FLYK_ISA), make_projection, winner_take_all, project, project_topk, fly_lora, fly_lora_backward,
-    winner_gram, ensemble, ema_, masked_cross_entropy, masked_cross_entropy_backward, nullptr,
-};
+// The last is the product of the tile unit, which isa.cpp adds.
+const Kernels table = {FLYK_TEXT(FLYK_ISA), FLYK_KERNELS(FLYK_ENTRY) nullptr};
 
 }  // namespace FLYK_ISA
 }  // namespace flyk

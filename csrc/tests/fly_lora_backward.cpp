@@ -12,7 +12,7 @@ struct Shape {
 };
 
 void test(Random& random, const Shape& s, DType dtype, Draw draw) {
-  const float scale = 0.5f;
+  const double scale = draw == Draw::whole ? 0.5 : 0.3;  // 0.3 is another number in float
   const int64_t wanted = 1 + random.below(3);  // 1 to x, 2 to B, 3 to both
   Buffer grad = numbers(random, dtype, s.rows * s.out, draw), winners = numbers(random, dtype, s.rows * s.k, draw);
   Buffer b = numbers(random, dtype, s.out * s.r, draw);
@@ -58,7 +58,7 @@ void test(Random& random, const Shape& s, DType dtype, Draw draw) {
 
 int main() {
   Random random(5);
-  for (int i = 0; i < 100; ++i)
+  for (int i = 0; i < 60; ++i)
     for (const DType dtype : dtypes) {
       Shape s;
       s.rows = random.of({0, 1, 2, 3, 12, 13, 50, 130});

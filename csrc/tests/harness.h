@@ -84,6 +84,10 @@ inline double rounded(DType dtype, double v) { return Buffer(dtype, 1, [&] { ret
 inline double unit(DType dtype) {
   return dtype == DType::f64 ? 0x1p-53 : dtype == DType::f32 ? 0x1p-24 : dtype == DType::bf16 ? 0x1p-8 : 0x1p-11;
 }
+// Half its smallest number.
+inline double half_step(DType dtype) {
+  return dtype == DType::f64 ? 0 : dtype == DType::f32 ? 0x1p-150 : dtype == DType::bf16 ? 0x1p-134 : 0x1p-25;
+}
 inline double sum_unit(DType dtype) { return dtype == DType::f64 ? 0x1p-53 : 0x1p-24; }
 
 // Stands in for GOMP_parallel: a team of the calling thread and as many more as it takes.
@@ -117,9 +121,10 @@ inline void expect(bool right, const std::string& what) {
   if (right || ++state().faults > 20) return;
   std::printf("wrong: %s; %s: %s\n", state().inputs.c_str(), state().build.c_str(), what.c_str());
 }
-// Both NaN, or no further apart than `allowed`.
+// Both NaN, equal, or, where finite is right, no further apart than `allowed`.
 inline void expect_near(double got, double right, double allowed, const std::string& what) {
-  const bool near = (got != got && right != right) || got == right || std::fabs(got - right) <= allowed;
+  const bool close = std::isfinite(right) && std::fabs(got - right) <= allowed;
+  const bool near = (got != got && right != right) || got == right || close;
   expect(near, near ? "" : text("%s is %.9g and should be %.9g, give or take %.1g", what.c_str(), got, right, allowed));
 }
 
@@ -132,7 +137,10 @@ inline void agree(Among among, const std::string& name, const void* data, size_t
   const auto first = state().seen.emplace(among == Among::builds ? name : name + " of " + build, got).first;
   expect(first->second == got, name + " differs from what was got before");
 }
-inline void agree(Among among, const std::string& name, const Buffer& got) {
+// NaNs count as the same: which of two a sum keeps is the compiler's choice.
+inline void agree(Among among, const std::string& name, Buffer got) {
+  for (int64_t i = 0; i < got.size(); ++i)
+    if (std::isnan(got[i])) got.set(i, NAN);
   agree(among, name, got.bytes().data(), got.bytes().size());
 }
 template <class T>

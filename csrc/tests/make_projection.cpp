@@ -13,11 +13,13 @@ constexpr const char* kind_names[] = {"gaussian", "sparse_gaussian", "sparse_sig
 void test(Kind kind, int64_t in, int64_t nnz, int64_t rows, uint64_t seed) {
   const bool sparse = kind != Kind::gaussian;
   const float std = 0.5f;
-  every(text("%s, %d rows, %d of %d", kind_names[int(kind)], int(rows), int(nnz), int(in)), [&](const Kernels& kernels) {
+  const std::string inputs = text("%s, %d rows, %d of %d", kind_names[int(kind)], int(rows), int(nnz), int(in));
+  every(inputs, [&](const Kernels& kernels) {
     const auto made = [&](int64_t first, int64_t count, Buffer& values, std::vector<int32_t>& indices) {
       values = Buffer(DType::f32, count * nnz);
       indices.assign(sparse ? count * nnz : 0, -1);
-      kernels.make_projection({kind, in, nnz, std, seed, first, count, values.floats(), sparse ? indices.data() : nullptr});
+      kernels.make_projection(
+          {kind, in, nnz, std, seed, first, count, values.floats(), sparse ? indices.data() : nullptr});
     };
     Buffer values(DType::f32, 0), part(DType::f32, 0);
     std::vector<int32_t> indices, part_indices;
@@ -64,8 +66,8 @@ int main() {
   philox_is_philox();
   for (const Kind kind : {Kind::gaussian, Kind::sparse_gaussian, Kind::sparse_sign, Kind::binary})
     for (const uint64_t seed : {uint64_t{0}, ~uint64_t{0}})
-      for (const int64_t in : {1, 2, 16, 63, 64, 65, 300})
-        for (const int64_t rows : {0, 1, 5, 100})
+      for (const int64_t in : {1, 2, 63, 64, 65, 300})
+        for (const int64_t rows : {0, 1, 100})
           for (const int64_t nnz : {int64_t{0}, int64_t{1}, in / 3, in})
             if (kind != Kind::gaussian || nnz == in) test(kind, in, nnz, rows, seed);
   return finish();

@@ -71,8 +71,7 @@ struct Sum {
   }
   // How far a result in this dtype, summed in any order, may lie off.
   double allowed(DType dtype) const {
-    return (terms + 4.0) * sum_unit(dtype) * size + 1.01 * unit(dtype) * std::fabs(value) +
-           (dtype == DType::f16 ? 0x1p-25 : 0x1p-149);  // and of the smallest numbers half a step
+    return (terms + 4.0) * sum_unit(dtype) * size + 1.01 * unit(dtype) * std::fabs(value) + 0x1p-149 + half_step(dtype);
   }
 };
 

@@ -34,7 +34,8 @@ int main() {
   for (int i = 0; i < 120; ++i)
     for (const DType dtype : dtypes) {
       const int64_t in = random.of({1, 2, 5, 16, 33, 100}), rows = random.of({0, 1, 2, 15, 16, 17, 32, 33, 65, 100});
-      const int64_t m = random.of({1, 2, 15, 16, 31, 32, 33, 65, 100}), nnz = random.below(std::min<int64_t>(in, 12) + 1);
+      const int64_t m = random.of({1, 2, 15, 16, 31, 32, 33, 65, 100});
+      const int64_t nnz = random.below(std::min<int64_t>(in, 12) + 1);
       test(random, rows, in, m, nnz, dtype, draws[i % 3]);
     }
   for (const DType dtype : dtypes) test(random, 20, 50, 2500, 3, dtype, Draw::real);  // pieces of the matrix

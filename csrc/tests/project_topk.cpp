@@ -32,7 +32,8 @@ void test(Random& random, int64_t rows, int64_t in, int64_t m, int64_t nnz, int6
                           biased ? bias.floats() : nullptr, selection, winners.data(), indices.data()});
     for (int64_t row = 0; row < rows; ++row) expect_winners(scores[row], indices.data() + row * k, k, allowed[row]);
     if (state().faults > 0) return;
-    for (int64_t s = 0; s < rows * k; ++s) expect_near(winners[s], y[s / k * m + indices[s]], allowed[s / k], "a winner");
+    for (int64_t s = 0; s < rows * k; ++s)
+      expect_near(winners[s], y[s / k * m + indices[s]], allowed[s / k], "a winner");
     agree(draw == Draw::whole ? Among::builds : Among::threads, "indices", indices);
     agree(draw == Draw::whole ? Among::builds : Among::threads, "winners", winners);
   });
@@ -45,7 +46,8 @@ int main() {
   for (int i = 0; i < 80; ++i)
     for (const DType dtype : dtypes) {
       const int64_t in = random.of({1, 2, 5, 16, 33, 100}), rows = random.of({0, 1, 2, 15, 16, 17, 32, 33, 65});
-      const int64_t m = random.of({1, 2, 16, 31, 33, 64, 65, 100, 300}), nnz = random.below(std::min<int64_t>(in, 12) + 1);
+      const int64_t m = random.of({1, 2, 16, 31, 33, 64, 65, 100, 300});
+      const int64_t nnz = random.below(std::min<int64_t>(in, 12) + 1);
       test(random, rows, in, m, nnz, random.of({0, 1, m / 3, m}), dtype, i % 2 ? Draw::whole : Draw::real);
     }
   return finish();

@@ -1,4 +1,5 @@
-// winner_gram: the lower triangle grows by the product of the winners, the upper is left alone.
+// winner_gram, scattered and by panels: the lower triangle grows by the product of the winners. The upper is scrap to
+// panels, and left alone by the other.
 #include "naive.h"
 
 using namespace flyk;
@@ -25,15 +26,20 @@ void test(Random& random, int64_t rows, int64_t k, int64_t m, int64_t classes, D
   }
   every(text("%d rows, k %d of %d, %d classes, %s", int(rows), int(k), int(m), int(classes), draw_names[int(draw)]),
         [&](const Kernels& kernels) {
-          Buffer to_g = g, to_q = q;
-          kernels.winner_gram({winners.floats(), indices.data(), labels.data(), rows, k, m, classes, to_g.floats(),
-                               to_q.floats()});
-          for (int64_t i = 0; i < m * m; ++i)
-            expect_near(to_g[i], right_g[i].value, i % m > i / m ? 0 : right_g[i].allowed(DType::f32), "an entry of G");
-          for (int64_t i = 0; i < m * classes; ++i)
-            expect_near(to_q[i], right_q[i].value, right_q[i].allowed(DType::f32), "an entry of Q");
-          agree(draw == Draw::whole ? Among::builds : Among::threads, "G", to_g);
-          agree(draw == Draw::whole ? Among::builds : Among::threads, "Q", to_q);
+          for (const bool scatter : {true, false}) {
+            Buffer to_g = g, to_q = q;
+            kernels.winner_gram({winners.floats(), indices.data(), labels.data(), rows, k, m, classes, to_g.floats(),
+                                 to_q.floats(), scatter});
+            const std::string way = scatter ? ", scattered" : ", by panels";
+            for (int64_t i = 0; !scatter && i < m * m; ++i)
+              if (i % m > i / m) to_g.set(i, g[i]);
+            for (int64_t i = 0; i < m * m; ++i)
+              expect_near(to_g[i], right_g[i].value, i % m > i / m ? 0 : right_g[i].allowed(DType::f32), "G" + way);
+            for (int64_t i = 0; i < m * classes; ++i)
+              expect_near(to_q[i], right_q[i].value, right_q[i].allowed(DType::f32), "Q" + way);
+            agree(draw == Draw::whole ? Among::builds : Among::threads, "G" + way, to_g);
+            agree(draw == Draw::whole ? Among::builds : Among::threads, "Q" + way, to_q);
+          }
         });
 }
 
@@ -45,5 +51,6 @@ int main() {
     const int64_t m = random.of({1, 2, 15, 16, 17, 63, 64, 65, 130}), k = random.of({0, 1, m / 8, m / 2, m});
     test(random, random.of({0, 1, 2, 17, 40}), k, m, random.of({1, 3, 10}), draws[i % 2]);
   }
+  test(random, 1030, 3, 20, 2, Draw::real);  // more rows than a panel holds
   return finish();
 }

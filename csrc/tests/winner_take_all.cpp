@@ -47,7 +47,7 @@ void test(Random& random, int64_t rows, int64_t n, int64_t k, int kind, DType dt
 
 int main() {
   Random random(1);
-  for (const int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 255, 256, 257, 513, 1000, 1024, 2047, 4099})
+  for (const int64_t n : {1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 256, 257, 513, 1024, 4099})
     for (int kind = 0; kind < 7; ++kind)
       for (const DType dtype : dtypes)
         for (const int64_t k : {int64_t{0}, int64_t{1}, n / 8, n / 2, n - 1, n})
