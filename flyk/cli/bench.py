@@ -88,7 +88,7 @@ def writable(option: str, path: Path | None, *suffixes: str) -> None:
 
 
 def _whole(path: Path) -> Any:
-    from flyk.continual.files import write_whole
+    from flyk._files import write_whole
 
     return write_whole(path)
 

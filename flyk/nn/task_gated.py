@@ -70,6 +70,7 @@ class TaskGatedFlyLoRALinear(Adapter):
         nnz = max(1, round(_check.integer("in_features", in_features, 1) * share))
         super().__init__(in_features, out_features, rank, nnz=nnz, alpha=alpha, base=base, seed=seed)
         self.rank, self.num_experts, self.num_tasks, self.temperature = rank, num_experts, num_tasks, temperature
+        self.sparsity = float(sparsity)
         self.experts_kept = max(1, round(num_experts * share))
         self.task = 0
         start = torch.randn(num_tasks, num_experts, generator=torch.Generator().manual_seed(seed), device="cpu")
