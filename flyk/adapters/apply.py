@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import nn
 
@@ -106,7 +106,7 @@ def update_routing_bias(model: nn.Module) -> None:
             layer.update_routing_bias()
 
 
-def unload(model: Model, merged: Callable[[Adapter], nn.Module]) -> Model:
+def unload(model: Model, merged: Callable[[Any], nn.Module]) -> Model:
     """Put `merged(layer)` in the place of each adapter; all are made before the first is put."""
     _linears.replace(model, {layer: merged(layer) for layer in adapters(model).values()})
     return model

@@ -60,7 +60,7 @@ def save_adapter(model: nn.Module, path: str | Path) -> None:
     tensors, layers = {}, {}
     for name, layer in adapters(_inner(model)).items():
         form = next(form for form, kind in FORMS.items() if isinstance(layer, kind))
-        layers[name] = {"form": form, **_settings(layer, form)}
+        layers[name] = {"form": form, **layer.settings()}
         tensors |= {f"{name}.{key}": getattr(layer, key).detach().contiguous() for key in TENSORS[form]}
     about = {"version": VERSION, "tasks": _tasks(model), "layers": layers}
     with write_whole(path) as part:
@@ -113,13 +113,6 @@ def _named(path: str | Path) -> Path:
     if path.suffix != ".safetensors":
         raise ValueError(f"path must end with .safetensors, got {path}")
     return path
-
-
-def _settings(layer: Any, form: str) -> dict[str, Any]:
-    elsewhere = {"nnz": layer.projection.nnz, "seed": layer.projection.seed.item()}
-    if form == "top-k":
-        elsewhere["dropout"] = layer.dropout.p
-    return {key: elsewhere[key] if key in elsewhere else getattr(layer, key) for key in SETTINGS[form]}
 
 
 def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[str, dict[str, Any]]:

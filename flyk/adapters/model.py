@@ -89,7 +89,7 @@ class FlyLoRAModel(nn.Module):
         """
         number = self._number(task)
         self._layers()
-        return unload(self.base_model, lambda layer: layer.merge(number))  # type: ignore[attr-defined]
+        return unload(self.base_model, lambda layer: layer.merge(number))
 
     def _layers(self) -> list[TaskGatedFlyLoRALinear]:
         return [layer for layer in adapters(self.base_model).values() if isinstance(layer, TaskGatedFlyLoRALinear)]

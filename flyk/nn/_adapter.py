@@ -84,6 +84,10 @@ class Adapter(nn.Module):
             linear.bias = nn.Parameter(bias.detach().clone())
         return linear
 
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make a layer like this one, beside its sizes and base."""
+        raise NotImplementedError
+
     def extra_repr(self) -> str:
         p = self.projection
         return (

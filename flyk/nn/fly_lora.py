@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -145,6 +146,26 @@ class FlyLoRALinear(Adapter):
                 "the winners depend on the input, so no single weight gives the same output unless k = r"
             )
         return self._merge(self._delta(self.B))
+
+    def without_base(self) -> FlyLoRALinear:
+        """The update alone: a layer of the same settings that shares B and has no base; its routing bias is a copy."""
+        layer = FlyLoRALinear(**self.settings(), in_features=self.in_features, out_features=self.out_features)
+        layer.to(self.B)
+        layer.B = self.B
+        layer.routing_bias = self.routing_bias.clone()
+        return layer.train(self.training)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "r": self.r,
+            "k": self.k,
+            "nnz": self.projection.nnz,
+            "alpha": self.alpha,
+            "selection": self.selection,
+            "bias_update_rate": self.bias_update_rate,
+            "dropout": self.dropout.p,
+            "seed": int(self.projection.seed),
+        }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}, selection={self.selection!r}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -115,6 +117,17 @@ class TaskGatedFlyLoRALinear(Adapter):
             ValueError: there is no such task.
         """
         return self._merge(self._delta(self._weighed(self.shares(task))))
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "num_experts": self.num_experts,
+            "num_tasks": self.num_tasks,
+            "alpha": self.alpha,
+            "sparsity": self.sparsity,
+            "temperature": self.temperature,
+            "seed": int(self.projection.seed),
+        }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_experts={self.num_experts}, num_tasks={self.num_tasks}, task={self.task}"

@@ -85,7 +85,7 @@ def test_names_whole_by_their_end_and_excluded() -> None:
     assert list(adapters(apply(net(), "blocks.1.q_proj", r=2, k=1))) == ["blocks.1.q_proj"]
     model = apply(net(), ["q_proj", "v_proj"], r=2, k=1, exclude_modules=["blocks.0.v_proj", "1.q_proj"])
     assert list(adapters(model)) == ["blocks.0.q_proj", "blocks.1.v_proj"]
-    with pytest.raises(ValueError, match="got 'proj'; it has blocks.0.q_proj"):  # no part of a name
+    with pytest.raises(ValueError, match=r"got 'proj'; it has blocks\.0\.q_proj"):  # no part of a name
         apply(net(), "proj")
 
 
@@ -156,7 +156,7 @@ def test_a_refused_model_is_as_it_was() -> None:
     model = net()
     with pytest.raises(ValueError, match="k must be from 1 to 2"):
         apply(model, ["q_proj", "out"], r=2, k=3)
-    with pytest.raises(ValueError, match="has no linear|got 'nothing'"):
+    with pytest.raises(ValueError, match="got 'nothing'"):
         apply(model, ["q_proj", "nothing"])
     assert all(p.requires_grad for p in model.parameters())
     with pytest.raises(ValueError, match="must have adapters, got a Net without any"):
