@@ -6,9 +6,11 @@ from flyk.adapters.files import load_adapter, save_adapter
 from flyk.adapters.merge import merge
 from flyk.adapters.merge_adapters import merge_adapters, place
 from flyk.adapters.model import FlyLoRAModel
+from flyk.adapters.monitor import RoutingMonitor, task_conflict
 
 __all__ = [
     "FlyLoRAModel",
+    "RoutingMonitor",
     "adapters",
     "apply",
     "average_adapters",
@@ -19,5 +21,6 @@ __all__ = [
     "rank_by_norm",
     "resize",
     "save_adapter",
+    "task_conflict",
     "update_routing_bias",
 ]

@@ -49,8 +49,14 @@ def _outputs(model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
 
 
 def _output(model: Callable[..., Any], batch: Any) -> Tensor:
-    args, kwargs = ((), batch) if isinstance(batch, Mapping) else (batch if isinstance(batch, tuple) else (batch,), {})
-    out = model(*args, **kwargs)
+    out = call(model, batch)
     if isinstance(out, Tensor):
         return out
     return out.logits if hasattr(out, "logits") else out[0]
+
+
+def call(model: Callable[..., Any], batch: Any) -> Any:
+    """The model's result for a batch: a dict of keyword arguments, a tuple of positional ones, or the one argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, tuple) else model(batch)
