@@ -36,6 +36,7 @@ SETTINGS: dict[str, dict[str, tuple[type, ...]]] = {
         "bias_update_rate": (float, int),
         "dropout": (float, int),
         "seed": (int,),
+        "detach_input": (bool,),
     },
     "task-gated": {
         "rank": (int,),
@@ -131,7 +132,8 @@ def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[s
     for name, (form, entry) in entries.items():
         wanted = SETTINGS.get(form, {}) if isinstance(form, str) else {}
         right = set(entry) == {"form", *wanted} and all(
-            isinstance(entry[key], kinds) and not isinstance(entry[key], bool) for key, kinds in wanted.items()
+            isinstance(entry[key], kinds) and isinstance(entry[key], bool) == (kinds == (bool,))
+            for key, kinds in wanted.items()
         )
         if not right:
             raise ValueError(f"path must name an adapter of known settings, got {path} with {entry} for {name!r}")
