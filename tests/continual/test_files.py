@@ -5,8 +5,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from flyk.continual.cache import cached
 from flyk._files import write_whole
+from flyk.continual.cache import cached
 from flyk.continual.files import cache_folder, need, package_file, read_arrays
 
 

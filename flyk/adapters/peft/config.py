@@ -40,7 +40,8 @@ class FlyLoraConfig(PeftConfig):
         modules_to_save: names of other modules that are trained and saved whole.
         layers_to_transform, layers_pattern: numbers of the blocks to adapt, and the name of the list that holds them.
         fan_in_fan_out: whether the base keeps its weight transposed; set right by itself for GPT-2's Conv1D.
-        bias: "none"; the base's biases are not trained.
+        bias: "none", or whose biases are trained too, as PEFT means it: "all" or "flylora_only". Disabling an adapter
+            does not undo them.
         seed: of A; each layer's own is made from it and the layer's name. Adapters that will be merged must have
             different seeds.
         save_projection: also save A, which the seed gives again on every machine.
@@ -80,7 +81,7 @@ class FlyLoraConfig(PeftConfig):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         choice("selection", self.selection, SELECTIONS)
-        choice("bias", self.bias, ("none",))
+        choice("bias", self.bias, ("none", "all", "flylora_only"))
         for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
             setattr(self, name, _patterns(name, getattr(self, name), as_set=name.endswith("_modules")))
         if self.layers_pattern and self.layers_to_transform is None:

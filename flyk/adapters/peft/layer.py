@@ -107,6 +107,20 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
                 out[rows] = self._add(name, x[rows], out[rows])
         return out
 
+    @torch.no_grad()
+    def swap_adapter_(self, adapter_name: str, other: FlyLoRALinear) -> None:
+        """Overwrite an adapter's tensors with those of another of the same settings: a compiled model stays compiled.
+
+        Raises:
+            ValueError: the settings differ in more than the seed.
+        """
+        update: Any = self.flylora_update[adapter_name]
+        ours, theirs = ({**one.settings(), "seed": None} for one in (update, other))
+        if ours != theirs or update.B.shape != other.B.shape:
+            raise ValueError(f"other must have the settings {ours}, got {theirs}")
+        for mine, its in zip((*update.parameters(), *update.buffers()), (*other.parameters(), *other.buffers())):
+            mine.copy_(its)
+
     def get_delta_weight(self, adapter: str) -> Tensor:
         """What all ranks of an adapter together add to the base's weight, in the base's layout."""
         update: Any = self.flylora_update[adapter]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,15 @@ class StoredProjection(nn.Module):
         self.in_features, self.out_features, self.nnz = made.in_features, made.out_features, made.nnz
         for name in ("values", "indices", "seed"):
             self.register_buffer(name, getattr(made, name))
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> StoredProjection:
+        try:
+            super()._apply(fn, recurse)
+        except NotImplementedError:  # off the meta device, where nothing is stored yet
+            if not self.values.is_meta:
+                raise
+            self.to_empty(device=fn(torch.empty(0, device="cpu")).device)
+        return self
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         fault = self._fault(state_dict.get(prefix + "values"), state_dict.get(prefix + "indices"))
