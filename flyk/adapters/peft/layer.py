@@ -11,7 +11,7 @@ from peft.utils import quantization_extra_repr, resolve_quantization_backend
 from torch import Tensor, nn
 
 from flyk.adapters.peft.projection import StoredProjection
-from flyk.nn import FlyLoRALinear
+from flyk.nn import FlyLoRALinear, RandomProjection
 
 BASE = "__base__"  # PEFT's name for no adapter in a mixed batch
 
@@ -118,8 +118,11 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
         ours, theirs = ({**one.settings(), "seed": None} for one in (update, other))
         if ours != theirs or update.B.shape != other.B.shape:
             raise ValueError(f"other must have the settings {ours}, got {theirs}")
-        for mine, its in zip((*update.parameters(), *update.buffers()), (*other.parameters(), *other.buffers())):
+        pairs = zip((*update.parameters(), *update.buffers()), (*other.parameters(), *other.buffers()), strict=True)
+        for mine, its in pairs:
             mine.copy_(its)
+        if isinstance(update.projection, RandomProjection):
+            update.projection._seed = int(other.projection.seed)
 
     def get_delta_weight(self, adapter: str) -> Tensor:
         """What all ranks of an adapter together add to the base's weight, in the base's layout."""

@@ -35,10 +35,11 @@ CASES = [
     for number, ((model, layers), options) in enumerate(itertools.product(LAYERS, OPTIONS))
 ]
 RANDOM = {"init_weights": False, **FULL}
+LIN0, LIN1 = RANDOM | {"target_modules": "lin0"}, RANDOM | {"target_modules": "lin1"}
 PAIRS = [
-    ("FlyLoRA Same", "flylora", FlyLoraConfig, RANDOM | {"target_modules": ["lin0"]}, RANDOM | {"target_modules": ["lin0"]}),
-    ("FlyLoRA Different", "flylora", FlyLoraConfig, RANDOM | {"target_modules": ["lin0"]}, RANDOM | {"target_modules": ["lin1"]}),
-]  # fmt: skip
+    ("FlyLoRA Same", "flylora", FlyLoraConfig, LIN0, LIN0),
+    ("FlyLoRA Different", "flylora", FlyLoraConfig, LIN0, LIN1),
+]
 
 
 def mixed() -> list[tuple[str, FlyLoraConfig, FlyLoraConfig]]:

@@ -85,7 +85,7 @@ def test_rows_of_a_batch_by_adapter() -> None:
         base = logits(model)
     torch.testing.assert_close(rows, torch.stack([alone["default"][0], alone["other"][1]]))
     torch.testing.assert_close(logits(model, adapter_names=["__base__", "other"])[0], base[0])
-    with pytest.raises(ValueError, match="non-existing adapter.*nothing"):
+    with pytest.raises(ValueError, match=r"non-existing adapter.*nothing"):
         logits(model, adapter_names=["default", "nothing"])
     with pytest.raises(ValueError, match="Length of `adapter_names`"):
         logits(model, adapter_names=["default"])
@@ -182,7 +182,7 @@ def test_trains_and_resumes_in_trainer(tmp_path: Path) -> None:
         arguments = transformers.TrainingArguments(
             str(tmp_path / ("a" if steps == 4 and not resume else "b")), max_steps=steps, save_steps=2, logging_steps=1,
             per_device_train_batch_size=2, gradient_accumulation_steps=2, gradient_checkpointing=True, report_to=[],
-            use_cpu=True, disable_tqdm=True, learning_rate=1e-2,
+            use_cpu=True, disable_tqdm=True, learning_rate=1e-2, lr_scheduler_type="constant",
         )  # fmt: skip
         trainer = transformers.Trainer(
             model, arguments, train_dataset=data, callbacks=[RoutingMonitor(model).callback()]
