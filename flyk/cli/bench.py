@@ -189,6 +189,6 @@ def _write_json(result: dict[str, Any], path: Path | None) -> None:
 
 
 def _whole(path: Path) -> Any:
-    from flyk.continual.files import write_whole
+    from flyk._files import write_whole
 
     return write_whole(path)

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from flyk.continual.files import read_arrays, write_whole
+from flyk._files import write_whole
+from flyk.continual.files import read_arrays
 
 
 def cached(path: Path, make: Callable[[], NDArray[np.float32]]) -> tuple[NDArray[np.float32], bool]:

@@ -1,13 +1,10 @@
-"""Files: those that pip packages carry, arrays on disk, the user's cache folder, and writing without halves."""
+"""Files: those that pip packages carry, arrays on disk, the user's cache folder."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
-import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -65,18 +62,3 @@ def cache_folder() -> Path:
         return Path(own).expanduser()
     base = os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "flyk"
-
-
-@contextmanager
-def write_whole(path: Path) -> Iterator[Path]:
-    """Gives a temporary path beside `path` that takes its place at the end, or is deleted if the block raises.
-
-    A reader sees the old file or the whole new one, whoever else writes it at the same time.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f".{path.stem}-{uuid.uuid4().hex}{path.suffix}")
-    try:
-        yield part
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
@@ -88,7 +91,12 @@ class Adapter(nn.Module):
 
     @torch.no_grad()
     def _merge(self, delta: Tensor) -> nn.Linear:
-        """A new nn.Linear of the base's weight plus delta, with the base's bias."""
+        """A new nn.Linear of the base's weight plus delta, with the base's bias; of GPT-2's Conv1D a new Conv1D."""
+        base: Any = self.base
+        if type(base).__name__ == "Conv1D":  # a linear layer that keeps its weight transposed
+            base = copy.deepcopy(base)
+            base.weight.data += delta.t()
+            return base
         weight, bias = self.B.new_zeros(self.out_features, self.in_features), None
         if self.base is not None:
             weight, bias = getattr(self.base, "weight", None), getattr(self.base, "bias", None)
@@ -101,6 +109,10 @@ class Adapter(nn.Module):
         if bias is not None:
             linear.bias = nn.Parameter(bias.detach().clone())
         return linear
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make a layer like this one, beside its sizes and base."""
+        raise NotImplementedError
 
     def extra_repr(self) -> str:
         p = self.projection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from flyk.nn._adapter import Adapter
 from flyk.nn._keep_dtype import keep_dtype
 from flyk.ops._check import SELECTIONS, choice
 from flyk.ops.count_winners_ import count_winners_
+from flyk.ops.fly_lora import fly_lora_with_winners
 
 
 class FlyLoRALinear(Adapter):
@@ -39,6 +41,7 @@ class FlyLoRALinear(Adapter):
         bias_update_rate: u of Eq. 9, what `update_routing_bias` moves a bias by.
         dropout: probability with which entries of the adapter's input are zeroed in training.
         seed: of A, from 0 to 2^63 - 1.
+        detach_input: True to send no gradient to x through the adapter, as the published PEFT fork; it saves nothing.
 
     Attributes:
         B: (out_features, r), the one trained parameter, zero at the start.
@@ -67,6 +70,7 @@ class FlyLoRALinear(Adapter):
         bias_update_rate: float = 1e-3,
         dropout: float = 0.0,
         seed: int = 0,
+        detach_input: bool = False,
     ) -> None:
         r = _check.integer("r", r, 1)
         k = _check.integer("k", k, 1, r)
@@ -77,7 +81,7 @@ class FlyLoRALinear(Adapter):
             nnz = max(1, _check.integer("in_features", in_features, 1) * k // r)
         super().__init__(in_features, out_features, r, nnz=nnz, alpha=alpha, base=base, seed=seed)
         self.r, self.k, self.selection, self.bias_update_rate = r, k, selection, rate
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.detach_input = nn.Dropout(dropout), detach_input
         self.register_buffer("routing_bias", torch.zeros(r, dtype=torch.float32, device=self.B.device))
         self.counts = torch.zeros(r, dtype=torch.int64, device=self.B.device)
 
@@ -96,13 +100,29 @@ class FlyLoRALinear(Adapter):
             ValueError, TypeError: a shape, dtype or device that does not fit.
         """
         _check.features("x", x, self.in_features)
-        seen = self.dropout(x) if self.training and self.dropout.p else x
-        out, winners = self._adapted(x, seen, self.B, self.k, self.routing_bias, self.selection)
+        out, winners = self._adapted(x, self._seen(x), self.B, self.k, self.routing_bias, self.selection)
+        self._count(winners, mask)
+        return out
+
+    def add(self, x: Tensor, base: Tensor | None, mask: Tensor | None = None) -> Tensor:
+        """`base` (..., out_features), or 0 where None, plus the update of x: forward for a base called before."""
+        A, seen = self.projection, self._seen(x)
+        out, _, winners = fly_lora_with_winners(
+            seen, base, A.values, A.indices, self.B, self.k, self.routing_bias, self.scale, self.selection
+        )
+        self._count(winners, mask)
+        return out
+
+    def _seen(self, x: Tensor) -> Tensor:
+        """What the adapter sees of x; x itself where nothing changes it."""
+        x = x.detach() if self.detach_input else x
+        return self.dropout(x) if self.training and self.dropout.p else x
+
+    def _count(self, winners: Tensor, mask: Tensor | None) -> None:
         if self.training:
             if self.counts.device != winners.device:
-                self.counts = self.counts.to(winners.device)
+                self.counts = torch.zeros_like(self.counts, device=winners.device)
             count_winners_(self.counts, winners, mask)
-        return out
 
     @torch.no_grad()
     def update_routing_bias(self) -> None:
@@ -141,6 +161,27 @@ class FlyLoRALinear(Adapter):
                 "the winners depend on the input, so no single weight gives the same output unless k = r"
             )
         return self._merge(self._delta(self.B))
+
+    def without_base(self) -> FlyLoRALinear:
+        """The update alone: a layer of the same settings that shares B and has no base; its routing bias is a copy."""
+        layer = FlyLoRALinear(**self.settings(), in_features=self.in_features, out_features=self.out_features)
+        layer.to(self.B)
+        layer.B = self.B
+        layer.routing_bias = self.routing_bias.clone()
+        return layer.train(self.training)
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "r": self.r,
+            "k": self.k,
+            "nnz": self.projection.nnz,
+            "alpha": self.alpha,
+            "selection": self.selection,
+            "bias_update_rate": self.bias_update_rate,
+            "dropout": self.dropout.p,
+            "seed": int(self.projection.seed),
+            "detach_input": self.detach_input,
+        }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, k={self.k}, selection={self.selection!r}"

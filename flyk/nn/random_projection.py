@@ -95,7 +95,14 @@ class RandomProjection(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> RandomProjection:
         before = self.values
-        super()._apply(fn, recurse)
+        try:
+            super()._apply(fn, recurse)
+        except NotImplementedError:  # off the meta device, where there is nothing to copy and nothing is needed
+            if not before.is_meta:
+                raise
+            like = fn(torch.empty(0, dtype=before.dtype, device="cpu"))
+            self._build(like.device, like.dtype)
+            return self
         if self.values is not before:  # moved or cast: what stands there may be rounded twice, or never written
             self._build(self.values.device, self.values.dtype)
         return self

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,6 +72,7 @@ class TaskGatedFlyLoRALinear(Adapter):
         nnz = max(1, round(_check.integer("in_features", in_features, 1) * share))
         super().__init__(in_features, out_features, rank, nnz=nnz, alpha=alpha, base=base, seed=seed)
         self.rank, self.num_experts, self.num_tasks, self.temperature = rank, num_experts, num_tasks, temperature
+        self.sparsity = float(sparsity)
         self.experts_kept = max(1, round(num_experts * share))
         self.task = 0
         start = torch.randn(num_tasks, num_experts, generator=torch.Generator().manual_seed(seed), device="cpu")
@@ -113,6 +116,17 @@ class TaskGatedFlyLoRALinear(Adapter):
             ValueError: there is no such task.
         """
         return self._merge(self._delta(self._weighed(self.shares(task))))
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "rank": self.rank,
+            "num_experts": self.num_experts,
+            "num_tasks": self.num_tasks,
+            "alpha": self.alpha,
+            "sparsity": self.sparsity,
+            "temperature": self.temperature,
+            "seed": int(self.projection.seed),
+        }
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, num_experts={self.num_experts}, num_tasks={self.num_tasks}, task={self.task}"

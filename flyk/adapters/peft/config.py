@@ -1,0 +1,137 @@
+"""FlyLoraConfig: what PEFT keeps of a FlyLoRA adapter, checked before anything is made of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from peft.config import PeftConfig
+
+from flyk.adapters.peft._type import FLYLORA
+from flyk.nn import _check
+from flyk.ops._check import SELECTIONS, choice
+
+LARGEST_RANK = 1 << 16
+# A pattern may hang the matcher where a group is repeated, or where many parts of it may each match much.
+_GROUP_REPEATED = re.compile(r"\)[*+{]")
+_REPEATS = 4
+
+
+@dataclass
+class FlyLoraConfig(PeftConfig):
+    """Configuration of a FlyLoRA adapter, arXiv 2510.08396; see `flyk.nn.FlyLoRALinear`.
+
+    A configuration may come from a stranger with a downloaded adapter, so every field is checked for type and range
+    here, and patterns that could take forever to match are refused.
+
+    Args:
+        r: ranks.
+        k: ranks that a token uses, from 1 to r. Merging into the base is exact for k = r alone.
+        target_modules: names of linear layers, or their ends after a dot; "all-linear"; or a pattern for whole names.
+        exclude_modules: the same, of layers that are left alone.
+        alpha: the update is scaled by alpha / r; 2r where None.
+        dropout: probability with which entries of the adapter's input are zeroed in training.
+        nnz: entries of each row of A; in_features * k // r where None.
+        selection: "magnitude", "signed" or "biased_magnitude".
+        bias_update_rate: u of Eq. 9, what `flyk.adapters.update_routing_bias` moves a bias by.
+        rank_pattern, alpha_pattern: r and alpha of layers whose names fit a key, in place of the above.
+        modules_to_save: names of other modules that are trained and saved whole.
+        layers_to_transform, layers_pattern: numbers of the blocks to adapt, and the name of the list that holds them.
+        fan_in_fan_out: whether the base keeps its weight transposed; set right by itself for GPT-2's Conv1D.
+        bias: "none", or whose biases are trained too, as PEFT means it: "all" or "flylora_only". Disabling an adapter
+            does not undo them.
+        seed: of A; each layer's own is made from it and the layer's name. Adapters that will be merged must have
+            different seeds.
+        save_projection: also save A, which the seed gives again on every machine.
+        init_weights: False starts B at random and not at zero, as PEFT's own tests ask.
+        detach_input: no gradient to x through the adapter, as the published fork.
+
+    Raises:
+        ValueError, TypeError: a field that does not fit.
+    """
+
+    r: int = 32
+    k: int = 8
+    target_modules: list[str] | str | None = None
+    exclude_modules: list[str] | str | None = None
+    alpha: float | None = None
+    dropout: float = 0.0
+    nnz: int | None = None
+    selection: str = "magnitude"
+    bias_update_rate: float = 1e-3
+    rank_pattern: dict[str, int] = field(default_factory=dict)
+    alpha_pattern: dict[str, float] = field(default_factory=dict)
+    modules_to_save: list[str] | None = None
+    layers_to_transform: list[int] | int | None = None
+    layers_pattern: list[str] | str | None = None
+    fan_in_fan_out: bool = False
+    bias: str = "none"
+    seed: int = 0
+    save_projection: bool = False
+    init_weights: bool = True
+    detach_input: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = FLYLORA
+        self._check_numbers()
+        for name in ("fan_in_fan_out", "save_projection", "init_weights", "detach_input"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        choice("selection", self.selection, SELECTIONS)
+        choice("bias", self.bias, ("none", "all", "flylora_only"))
+        for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
+            setattr(self, name, _patterns(name, getattr(self, name), as_set=name.endswith("_modules")))
+        if self.layers_pattern and self.layers_to_transform is None:
+            raise ValueError(f"layers_to_transform must be given with layers_pattern {self.layers_pattern!r}, got None")
+
+    def _check_numbers(self) -> None:
+        self.r = _rank("r", self.r)
+        self.k = _check.integer("k", _no_bool("k", self.k), 1, self.r)
+        self.seed = _check.integer("seed", _no_bool("seed", self.seed), 0, 2**63 - 1)
+        if self.nnz is not None:
+            self.nnz = _check.integer("nnz", _no_bool("nnz", self.nnz), 1)
+        if self.alpha is not None:
+            self.alpha = _check.number("alpha", _no_bool("alpha", self.alpha), 0)
+        self.dropout = _check.number("dropout", self.dropout, 0, 1)
+        self.bias_update_rate = _check.number("bias_update_rate", self.bias_update_rate, 0)
+        for name in ("rank_pattern", "alpha_pattern"):
+            if not isinstance(getattr(self, name), Mapping):
+                raise TypeError(f"{name} must be a dict of names, got {type(getattr(self, name)).__name__}")
+            _patterns(name, list(getattr(self, name)), as_set=False)
+        self.rank_pattern = {key: _rank("rank_pattern", r) for key, r in self.rank_pattern.items()}
+        self.alpha_pattern = {key: _check.number("alpha_pattern", a, 0) for key, a in self.alpha_pattern.items()}
+
+
+def _no_bool(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        raise TypeError(f"{name} must be a number, got {value}")
+    return value
+
+
+def _rank(name: str, value: Any) -> int:
+    return _check.integer(name, _no_bool(name, value), 1, LARGEST_RANK)
+
+
+def _patterns(name: str, value: str | Iterable[str] | None, as_set: bool) -> Any:
+    """Names as given; a list as a set, for modules, as PEFT keeps them."""
+    if value is None:
+        return None
+    if not isinstance(value, (str, list, tuple, set)):
+        raise TypeError(f"{name} must be names or a pattern, got {type(value).__name__}")
+    for text in [value] if isinstance(value, str) else value:
+        if not isinstance(text, str):
+            raise TypeError(f"{name} must be names or a pattern, got {text!r}")
+        repeats = sum(text.count(sign) for sign in "*+{")
+        if len(text) > 500 or repeats > _REPEATS or _GROUP_REPEATED.search(text):
+            raise ValueError(
+                f"{name} must be a pattern that cannot take long: at most {_REPEATS} repetitions, none of a group, "
+                f"got {text[:80]!r}"
+            )
+        try:
+            re.compile(text)
+        except re.error as error:
+            raise ValueError(f"{name} must be names or a pattern, got {text[:80]!r}: {error}") from None
+    return set(value) if as_set and not isinstance(value, str) else value
