@@ -166,20 +166,18 @@ struct Job {
   const Product& p;
   const Packed &left, &right;
 
-  // Block (i, j); the smaller terms first. The product of the low parts is below float32's rounding as long as its
-  // terms are of either sign; on the diagonal of a Gram matrix they are squares, and add up.
+  // Block (i, j); the smaller terms first.
   void block(int64_t i, int64_t j) const {
     const Term high{left.high.data + left.panel(i), right.high.data + right.panel(j)};
     Term terms[] = {high, high, high, high};
-    const int n = p.terms == 3 && p.lower && i == j ? 4 : p.terms;
-    if (n > 1) {
+    if (p.terms > 1) {
       terms[0].left = terms[2].left = left.low.data + left.panel(i);
       terms[0].right = terms[1].right = right.low.data + right.panel(j);
     }
     const int64_t stride = p.right.rows, columns = stride - j * PANEL, rows = std::min(PANEL, p.left.rows - i * PANEL);
     float* at = p.out + i * PANEL * stride + j * PANEL;
     alignas(64) float sum[PANEL * PANEL];
-    multiply(terms + 4 - n, n, left.steps, sum, at + PANEL * stride, stride);
+    multiply(terms + 4 - p.terms, p.terms, left.steps, sum, at + PANEL * stride, stride);
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < PANEL; c += TILE) {
         const __mmask16 there = first(columns - c);

@@ -98,9 +98,10 @@ class REAR(nn.Module):
         self._rows = torch.zeros(flush_rows, in_features, dtype=dtype)
         self._labels = torch.zeros(flush_rows, dtype=torch.int64)
         self._filled = 0
-        self._solution: Tensor | None = None
         self.keep_factor = keep_factor
-        self._factored: tuple[Tensor, Tensor] | None = None  # a factor of G as it was, and the last solution
+        self._solution: Tensor | None = None  # the last,
+        self._solved = False  # which is of all rows so far,
+        self._factor: Tensor | None = None  # and a factor of G as it was then or before
 
     @property
     def num_experts(self) -> int:
@@ -120,7 +121,7 @@ class REAR(nn.Module):
         self._check_rows(h)
         rows, labels = _ops_check.rows(h.detach()), self._check_labels(h, expert)
         self.counts.scatter_add_(0, labels, torch.ones_like(labels))
-        self._solution = None
+        self._solved = False
         while rows.shape[0]:
             end = min(self._filled + rows.shape[0], self.flush_rows)
             taken = end - self._filled
@@ -147,24 +148,20 @@ class REAR(nn.Module):
             ValueError: ridge is too small for this G, in this dtype.
         """
         self.flush()
-        if self._solution is None:
+        if self._solution is None or not self._solved:
             self._solution = self._solve_kept() if self.keep_factor else ridge_solve(self.G, self.Q, self.ridge)
+            self._solved = True
         return self._solution
 
     def _solve_kept(self) -> Tensor:
         """U from the factor that was kept, which rows have only added to; where that does not do, from a new one."""
-        if self._factored is not None:
-            kept, start = self._factored
-            start = F.pad(start, (0, self.num_experts - start.shape[1]))
-            U = resolve(self.G, self.Q, self.ridge, kept, start)
+        if self._factor is not None and self._solution is not None:
+            U = resolve(self.G, self.Q, self.ridge, self._factor, self._solution)
             if U is not None:
-                self._factored = kept, U
                 return U
-            self._factored = kept = None  # its memory goes before the new one comes
-        made = factor(self.G, self.ridge)
-        U = substitute(made, self.Q).contiguous()
-        self._factored = made, U
-        return U
+            self._factor = None  # its memory goes before the new one comes
+        self._factor = factor(self.G, self.ridge)
+        return substitute(self._factor, self.Q).contiguous()
 
     def forward(self, h: Tensor) -> Tensor:
         """Scores (..., T) of rows h (..., d), in the statistics' dtype; an expert that was never seen has -inf.
@@ -206,7 +203,7 @@ class REAR(nn.Module):
         for name in STATISTICS:
             mine, theirs = getattr(self, name), getattr(other, name)
             mine[..., : theirs.shape[-1]].add_(theirs.to(mine))
-        self._solution = None
+        self._solved = False
         return self
 
     def add_expert(self) -> int:
@@ -294,14 +291,14 @@ class REAR(nn.Module):
         for mine, theirs in ((self.G, G), (self.Q, Q), (self.counts, counts)):
             mine[..., : theirs.shape[-1]].copy_(theirs)
             mine[..., theirs.shape[-1] :].zero_()
-        self._filled, self._solution, self._factored = 0, None, None
+        self._filled, self._solution, self._factor = 0, None, None
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> REAR:
         move = keep_dtype(fn)
         super()._apply(move, recurse)
         for name in (*STATISTICS, "_rows", "_labels"):
             setattr(self, name, move(getattr(self, name)))
-        self._solution = self._factored = None
+        self._solution = self._factor = None
         return self
 
     def extra_repr(self) -> str:

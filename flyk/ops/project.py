@@ -26,7 +26,7 @@ def project(
         activation: "none" or "relu".
         precision: "float32" (products and sums as exact as the dtype allows), "bf16" (x and R rounded to bfloat16,
             sums in float32), "bf16x3" (float32 emulated by three bfloat16 products, in which an infinity may become
-            NaN) or "tf32" (CUDA only).
+            NaN) or "tf32" (CUDA only). A tile unit (AMX) takes subnormal numbers for 0 in bfloat16 products.
 
     Returns:
         y: (..., M) in x's dtype; sums are taken in float32 for half types. Differentiable in x.
