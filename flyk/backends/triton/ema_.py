@@ -44,7 +44,7 @@ def examples() -> Iterator[tuple[Any, ...]]:
 def move_bank(bank, online, decays, rests, size, stride, step, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     new = tl.load(online + at, mask=at < size, other=0.0).to(tl.float32)
-    for head in tl.static_range(len(decays)):
+    for head in tl.static_range(len(decays)):  # pyright: ignore[reportGeneralTypeIssues]
         to = bank + tl.full((), head, tl.int64) * stride + at * step
         moved = decays[head] * tl.load(to, mask=at < size, other=0.0).to(tl.float32) + rests[head] * new
         tl.store(to, narrow(moved, bank.dtype.element_ty), mask=at < size)

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from flyk.backends.triton._floats import narrow
-from flyk.backends.triton._launch import blocks, configuration, launch
+from flyk.backends.triton._launch import configuration, launch
 from flyk.backends.triton._product import multiply
 from flyk.ops.ensemble import fake as empty
 from flyk.ops.ensemble import reference
@@ -38,7 +38,7 @@ def ensemble(
     p = empty(h, online_weight)
     if p.numel() == 0:
         return p
-    width = max(16, triton.next_power_of_2(classes))
+    width = max(16, 1 << (classes - 1).bit_length())
     c = configuration("ensemble_tile", width * h.itemsize, h.device)
     ids, order = expert_ids.sort(stable=True)
     ends = torch.searchsorted(ids, torch.arange(experts, device=ids.device), right=True)

@@ -38,13 +38,12 @@ def expand_gram_(
     m = len(G)
     if h.dtype == torch.float64:
         h, values = h.to(G.dtype), values.to(G.dtype)
-    few = k is not None and not precision.startswith("bf16")
-    few = few and 100 * k <= configuration("expand_gram_", m, G.device)["scatter_percent"] * m
+    most = configuration("expand_gram_", m, G.device)["scatter_percent"] * m // 100
     for rows, ids in zip(h.split(BLOCK), labels.split(BLOCK), strict=True):
         phi = _activations(rows, values, indices, activation, precision, G)
         if k is None:
             gram_(G, Q, phi, ids, precision)
-        elif few:
+        elif k <= most and not precision.startswith("bf16"):
             _add_winners(G, Q, *winner_take_all(phi, k), ids)
         else:
             gram_(G, Q, scatter(*winner_take_all(phi, k), m), ids, precision)
