@@ -5,7 +5,7 @@ doing the work overtakes another, as `flyk bench --tune` finds them.
 
 A GPU's file is named after what it is compiled for and holds, kernel by kernel, a list of configurations in order of
 `up_to`, the size of the work that each is for; the last has none. `small.json` is for every other GPU: nothing in it
-needs more than 64 KB of shared memory.
+needs more than 64 KB of shared memory. `interpreter.json` is for Triton's interpreter, which wants few, large blocks.
 """
 
 from __future__ import annotations

@@ -51,9 +51,9 @@ def dot_float32(a, b, total):
 
 
 @triton.jit
-def spread(winners, indices, row, rows, k, ROWS: tl.constexpr, RANKS: tl.constexpr):
-    """The (ROWS, RANKS) tile that holds the winners (N, k) of rows `row` in their places and 0 elsewhere."""
-    rank = tl.arange(0, RANKS)[None, :]
+def spread(winners, indices, row, rows, k, first, ROWS: tl.constexpr, RANKS: tl.constexpr):
+    """The (ROWS, RANKS) tile of ranks from `first` on that holds the winners (N, k) of rows `row`, and 0 elsewhere."""
+    rank = first + tl.arange(0, RANKS)[None, :]
     tile = tl.zeros((ROWS, RANKS), winners.dtype.element_ty)
     for i in range(k):
         at = tl.load(indices + row * k + i, mask=row < rows, other=-1)

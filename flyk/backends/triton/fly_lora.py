@@ -205,16 +205,18 @@ def fly_lora_winners(
 @triton.jit
 def fly_lora_add(
     base, winners, indices, B, out, rows, m, r, k, scale, base_stride, base_step, stride, step, out_stride, out_step,
-    RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    RANKS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     wide = tl.cdiv(m, COLUMNS)
     row = (tl.program_id(0) // wide).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % wide).to(tl.int64) * COLUMNS + tl.arange(0, COLUMNS)
-    at = tl.arange(0, RANKS).to(tl.int64)
-    there = (at[:, None] < r) & (column[None, :] < m)
-    b = tl.load(B + column[None, :] * stride + at[:, None] * step, mask=there, other=0.0)
-    kept = spread(winners, indices, row, rows, k, ROWS, RANKS)
-    total = scale * multiply(kept, b, tl.zeros((ROWS, COLUMNS), tl.float32), "ieee")
+    total = tl.zeros((ROWS, COLUMNS), tl.float32)
+    for first in range(0, RANKS, DEPTH):
+        at = (first + tl.arange(0, DEPTH)).to(tl.int64)
+        there = (at[:, None] < r) & (column[None, :] < m)
+        b = tl.load(B + column[None, :] * stride + at[:, None] * step, mask=there, other=0.0)
+        total = multiply(spread(winners, indices, row, rows, k, first, ROWS, DEPTH), b, total, "ieee")
+    total *= scale
     inside = (row[:, None] < rows) & (column[None, :] < m)
     if base is not None:
         start = base + row[:, None] * base_stride + column[None, :] * base_step
@@ -264,7 +266,7 @@ def fly_lora_grad_B(
         row = (begin + tl.arange(0, DEPTH)).to(tl.int64)
         here = (output[:, None] < m) & (row[None, :] < rows)
         g = tl.load(grad + row[None, :] * grad_stride + output[:, None] * grad_step, mask=here, other=0.0)
-        total = multiply(g, spread(winners, winner_indices, row, rows, k, DEPTH, RANKS), total, "ieee")
+        total = multiply(g, spread(winners, winner_indices, row, rows, k, 0, DEPTH, RANKS), total, "ieee")
     inside = (output[:, None] < m) & (at[None, :] < r)
     total = narrow(scale * total, grad_B.dtype.element_ty)
     tl.store(grad_B + output[:, None] * r + at[None, :], total, mask=inside)
