@@ -43,7 +43,7 @@ def expand_gram_(
         phi = _activations(rows, values, indices, activation, precision, G)
         if k is None:
             gram_(G, Q, phi, ids, precision)
-        elif k <= most and not precision.startswith("bf16"):
+        elif k <= most and precision == "float32":
             _add_winners(G, Q, *winner_take_all(phi, k), ids)
         else:
             gram_(G, Q, scatter(*winner_take_all(phi, k), m), ids, precision)

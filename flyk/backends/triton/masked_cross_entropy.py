@@ -33,7 +33,7 @@ def _run(kernel: Any, logits: Tensor, target: Tensor, *others: Tensor) -> None:
     if rows == 0:
         return
     present = target.new_zeros(classes, dtype=torch.bool).index_fill_(0, target, True)
-    c = configuration("cross_entropy", classes, logits.device)
+    c = configuration(kernel.fn.__name__, classes, logits.device)
     sizes = rows, classes, *logits.stride()
     launch(kernel, (blocks(rows, c["ROWS"]),), logits, target.contiguous(), present, *others, *sizes, **c)
 
