@@ -125,11 +125,11 @@ def ensemble_tile(
         ROWS, CLASSES, DEPTH,
     )  # fmt: skip
     for j in range(heads):
-        which = expert.to(tl.int64) * heads + j
-        weight = bank_weight + expert.to(tl.int64) * bank_expert + j * bank_head
+        own, which = expert.to(tl.int64), tl.full((), j, tl.int64)
+        weight = bank_weight + own * bank_expert + which * bank_head
         bias = bank_bias
         if bank_bias is not None:
-            bias = bank_bias + which * classes
+            bias = bank_bias + (own * heads + which) * classes
         one = head(
             h, weight, bias, seen, row, mine, d, classes, h_stride, h_step, bank_stride, bank_step,
             ROWS, CLASSES, DEPTH,
