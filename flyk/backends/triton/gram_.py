@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from flyk.backends.triton._floats import narrow
 from flyk.backends.triton._launch import blocks, configuration, launch
 from flyk.backends.triton._product import dot
 from flyk.ops.gram_ import reference
@@ -111,7 +112,7 @@ def class_sums(
     for begin in range(0, rows, DEPTH):
         sample = (begin + tl.arange(0, DEPTH)).to(tl.int64)
         own = tl.load(labels + sample, mask=sample < rows, other=-1)
-        one_hot = (own[:, None] == label[None, :]).to(phi.dtype.element_ty)
+        one_hot = narrow((own[:, None] == label[None, :]).to(tl.float32), phi.dtype.element_ty)
         here = (column[:, None] < m) & (sample[None, :] < rows)
         a = tl.load(phi + sample[None, :] * stride + column[:, None] * step, mask=here, other=0.0)
         total = multiply_add(a, one_hot, total, "float32")
