@@ -20,7 +20,7 @@ from flyk.backends.triton._product import multiply
 from flyk.ops.ensemble import fake as empty
 from flyk.ops.ensemble import reference
 
-MOST_CLASSES = 1024
+WIDEST = 2048  # bytes of a row's probabilities: what keeps a tile of them, and of a head, in registers
 
 
 def ensemble(
@@ -33,12 +33,12 @@ def ensemble(
     seen: Tensor | None = None,
 ) -> Tensor:
     (rows, d), (experts, heads, classes, _) = h.shape, bank_weight.shape
-    if h.dtype == torch.float64 or classes > MOST_CLASSES:
+    width = max(16, 1 << max(0, classes - 1).bit_length())
+    if h.dtype == torch.float64 or width * h.itemsize > WIDEST:
         return reference(h, online_weight, online_bias, bank_weight, bank_bias, expert_ids, seen)
     p = empty(h, online_weight)
     if p.numel() == 0:
         return p
-    width = max(16, 1 << (classes - 1).bit_length())
     c = configuration("ensemble_tile", width * h.itemsize, h.device)
     ids, order = expert_ids.sort(stable=True)
     ends = torch.searchsorted(ids, torch.arange(experts, device=ids.device), right=True)
@@ -57,8 +57,8 @@ def ensemble(
 def examples() -> Iterator[tuple[Any, ...]]:
     """Calls that between them launch every kernel in every configuration."""
     rows, d, experts, heads = 1024, 768, 10, 2
-    for classes in (100, 200, 1000):
-        for dtype in (torch.float32, torch.bfloat16):
+    for most in (128, 256, 512):
+        for dtype, classes in ((torch.float32, most), (torch.bfloat16, 2 * most)):
             h, online, bias, bank, biases = (
                 torch.empty(*size, dtype=dtype, device="meta")
                 for size in (
