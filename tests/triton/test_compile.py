@@ -35,7 +35,10 @@ SIXTEEN_BYTES = (
 )
 LONG_PRODUCT = r"(mul|mad)\.(lo\.s64|wide)|v_mad_[ui]64_[ui]32|s_mul_hi_u32|v_mul_hi_u32|v_lshlrev_b64|s_lshl_b64"
 # These read entries one by one, wherever they are, or make what they multiply.
-GATHERING = {"order_winners", "add_winners", "project_sparse", "project_from_seed_sparse"}
+GATHERING = {
+    *("order_winners", "add_winners", "project_sparse", "project_from_seed_sparse"),
+    *("cross_entropy_rows", "cross_entropy_grad"),
+}
 MAKING = {"make_dense", "make_sparse", "project_from_seed_dense"}
 
 
