@@ -9,7 +9,6 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -49,7 +48,7 @@ def compiled(operator: str, architecture: str) -> list[Any]:
 
 
 @pytest.fixture(params=[(name, architecture) for name in COMPILED for architecture in tuning.GPUS], ids="-".join)
-def kernels(request: pytest.FixtureRequest) -> Iterator[Any]:
+def kernels(request: pytest.FixtureRequest) -> list[Any]:
     return compiled(*request.param)
 
 
