@@ -15,8 +15,19 @@ import torch
 
 from flyk.backends import Unavailable
 
-KERNELS = ("make_projection_", "project", "winner_take_all", "project_topk", "fly_lora")
-BACKWARDS = ("fly_lora",)  # those of them that have a kernel for their gradient
+KERNELS = (
+    "make_projection_",
+    "project",
+    "winner_take_all",
+    "project_topk",
+    "fly_lora",
+    "gram_",
+    "expand_gram_",
+    "ema_",
+    "ensemble",
+    "masked_cross_entropy",
+)
+BACKWARDS = ("fly_lora", "masked_cross_entropy")  # those of them that have a kernel for their gradient
 COMPILED = (*KERNELS, "project_from_seed")  # with what no operator calls by itself
 
 # What serves each operator on a GPU, in a sentence for `flyk info`.

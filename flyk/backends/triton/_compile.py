@@ -94,9 +94,9 @@ def _key(launch: Launch) -> Any:
     )
 
 
-def _specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], Any]]:
+def _specialised(launch: Launch) -> tuple[dict[str, Any], dict[str, Any], dict[tuple[int], Any]]:
     """Types, constants and divisibility of the arguments, as a launch on contiguous, aligned tensors has them."""
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = {}
     constants: dict[str, Any] = {name: v for name, v in launch.constants.items() if name not in OPTIONS}
     attributes: dict[tuple[int], Any] = {}
     for at, (parameter, value) in enumerate(zip(launch.kernel.params, launch.args, strict=False)):
@@ -108,6 +108,8 @@ def _specialised(launch: Launch) -> tuple[dict[str, str], dict[str, Any], dict[t
             attributes[(at,)] = [["tt.divisibility", 16]]
         elif isinstance(value, float):
             signature[name] = "fp32"
+        elif isinstance(value, tuple):  # of numbers
+            signature[name] = ("fp32",) * len(value)
         else:
             signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
             if free and value % 16 == 0:
