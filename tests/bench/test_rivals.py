@@ -32,6 +32,8 @@ SMALL = [
     ensemble.case(11, 8, 4, 7),
     ensemble.case(3, 8, 5, 7),  # more experts than rows
     expand_gram_.case(4, 12, 30, classes=3, share=2),
+    expand_gram_.case(4, 12, 30, classes=3, precision="bf16"),
+    expand_gram_.case(4, 12, 30, classes=3, precision="bf16x3"),
     expand_gram_.case(17, 12, 30, k=5, classes=3),  # more rows than the buffer holds
     expand_gram_.case(2, 12, 30, k=5, nnz=4, classes=3),
     fly_lora.case(7, 16, 10, 8, 2),
@@ -45,6 +47,7 @@ SMALL = [
     project.case(5, 12, 9, None, "relu"),
     project_topk.case(6, 12, 40, 3, 7),
     ridge_solve.case(40, 3),
+    ridge_solve.case_again(40, 2000, 3),
     winner_take_all.case(6, 100, 7),
     winner_take_all.case(6, 20, 20),
 ]

@@ -158,7 +158,7 @@ def test_the_same_cases_run_under_pytest_benchmark(tmp_path: Path) -> None:
     limits = ["--benchmark-only", "--benchmark-max-time=0.01", "--benchmark-min-rounds=1", f"--benchmark-json={file}"]
     chosen = "quick and ema_ and not compiled"
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench", "-q", "-p", "no:cacheprovider", "-k", chosen, *limits],
+        [sys.executable, "-m", "pytest", "bench/test_operators.py", "-q", "-p", "no:cacheprovider", "-k", chosen, *limits],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")},
         capture_output=True,
