@@ -156,9 +156,9 @@ def test_what_does_not_go_together_is_refused(arguments: list[str], sentence: st
 def test_the_same_cases_run_under_pytest_benchmark(tmp_path: Path) -> None:
     file = tmp_path / "benchmark.json"
     limits = ["--benchmark-only", "--benchmark-max-time=0.01", "--benchmark-min-rounds=1", f"--benchmark-json={file}"]
-    chosen = "quick and ema_ and not compiled"
+    chosen = ["bench/test_operators.py", "-k", "quick and ema_ and not compiled"]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "bench/test_operators.py", "-q", "-p", "no:cacheprovider", "-k", chosen, *limits],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *chosen, *limits],
         cwd=ROOT,
         env={name: value for name, value in os.environ.items() if not name.startswith("PYTEST_XDIST")},
         capture_output=True,
