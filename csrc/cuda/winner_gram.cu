@@ -70,7 +70,7 @@ FLYK_ENTRY flyk_winner_gram(int64_t device, int64_t stream, int64_t winners, int
   return guarded(device, [&] {
     if (rows == 0 || k == 0) return;
     const WinnerGram a{at<float>(winners), at<int64_t>(indices), at<int64_t>(labels), rows, k, m, classes,
-                       at<float>(g), at<float>(q)};
+                       at<float>(g), at<float>(q), false};
     const dim3 entries(static_cast<unsigned>((rows * k + threads - 1) / threads));
     launch(mark, entries, threads, 0, stream, a, at<uint32_t>(won));
     const dim3 panels(static_cast<unsigned>(m), static_cast<unsigned>((m + panel - 1) / panel));
