@@ -21,7 +21,7 @@ run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark a
 	HF_HUB_OFFLINE=1 $(BIN)/flyk demo
 
 test: lint  ## Lint, types and every test, in the same virtual environment
-	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests bench -k "not full-" --benchmark-disable -n $(JOBS) --dist loadgroup \
+	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests bench -k "not full-" --benchmark-disable -n $(JOBS) --dist loadfile \
 		--cov --cov-report=term:skip-covered --cov-fail-under=90
 
 ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python

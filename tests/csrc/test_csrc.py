@@ -17,7 +17,7 @@ PLAIN = ROOT / "build" / "ctest" / "sanitize-OFF"
 PATH = os.pathsep.join((sysconfig.get_path("scripts"), os.environ.get("PATH", "")))
 COMPILER = os.environ.get("CXX", "c++")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("csrc")]
+pytestmark = pytest.mark.slow
 
 WIDEST = {"baseline": "xmm", "avx2": "ymm", "avx512": "zmm"}
 PRODUCT = r"v?f?n?m(add|ul)\d*p[sd]"

@@ -15,7 +15,6 @@ import torch
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.xdist_group("nvcc"),
     pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc"),
 ]
 BUDGET = json.loads((Path(__file__).parent / "budget.json").read_text())

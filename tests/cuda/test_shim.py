@@ -15,8 +15,6 @@ from flyk.backends.cuda import KERNELS, _library
 from flyk.check import cases_of, check_case
 from flyk.check.run import written
 
-pytestmark = pytest.mark.xdist_group("shim")  # the library is built once
-
 ORDERS = (0, 1, 7)  # forward, backward, and a shuffle
 OPERATORS = {name: importlib.import_module(f"flyk.ops.{name}") for name in KERNELS}
 

@@ -9,8 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-pytestmark = pytest.mark.xdist_group("shim")
-
 # As in racy.cu: right or faulty, and what is said of the fault.
 RIGHT = {0: "neighbour, barrier", 2: "beside, syncwarp", 5: "tally, atomic", 10: "collectives"}
 FAULTY = {

@@ -13,8 +13,6 @@ import pytest
 
 from flyk import backends
 
-pytestmark = pytest.mark.xdist_group("builds")  # the copies are made once
-
 NO_COMPILER = {"CXX": "/bin/false"}
 PURE = """
 import warnings
