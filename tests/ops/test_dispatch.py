@@ -70,7 +70,7 @@ def test_shape_rule_of_strided_inputs(case: Case, dtype: torch.dtype) -> None:
 def test_every_operator_of_the_namespace_is_covered() -> None:
     names = {name.removeprefix("flyk::") for name in torch._C._dispatch_get_all_op_names() if name.startswith("flyk::")}
     backward = {name for name in names if name.endswith("_backward")}
-    within_layers = {"fly_lora_", "fly_lora_linear"}  # tests/nn/test_fly_lora_linear.py
+    within_layers = {"fly_lora_", "fly_lora_linear"}  # tests/nn/test_fly_lora_in_place.py
     assert names - backward - within_layers == set(OPERATORS)
     seen = {call[0]._schema.name.removeprefix("flyk::") for p in each(DIFFERENTIABLE) for call in calls(p.values[0])}
     assert backward <= seen
