@@ -70,7 +70,7 @@ def check(
 
 def reference(x: Tensor, weight: Tensor, linear_bias: Tensor | None, *update: Any) -> tuple[Tensor, Tensor, Tensor]:
     out = F.linear(x, weight, linear_bias)
-    return out, *IN_PLACE.overload(x, out, *update)
+    return out, *IN_PLACE(x, out, *update)
 
 
 def fake(x: Tensor, weight: Tensor, linear_bias: Tensor | None, *update: Any) -> tuple[Tensor, Tensor, Tensor]:

@@ -79,7 +79,7 @@ def test_rivals_agree_with_float64(case: Case) -> None:
     assert check(case, rivals, sets[:2]) == ""
     for name, rival in rivals.items():
         assert rival.absent if rival.error is None else 0 <= rival.error <= case.bound, name
-    assert rivals["compiled"].error is not None
+    assert case.uncompiled or rivals["compiled"].error is not None
 
 
 @over_small
