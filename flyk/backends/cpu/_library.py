@@ -15,11 +15,7 @@ from torch import Tensor
 
 from flyk import tuning
 from flyk.backends import Unavailable
-from flyk.backends._arguments import DTYPES as DTYPES
-from flyk.backends._arguments import addresses
-from flyk.backends._arguments import frozen as frozen
-from flyk.backends._arguments import scores_bias as scores_bias
-from flyk.backends._arguments import selection_code as selection_code
+from flyk.backends._arguments import DTYPES, addresses
 
 try:
     _C: Any = importlib.import_module("flyk._C")

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, DTYPES, call
+from flyk.backends._arguments import DTYPES
+from flyk.backends.cpu._library import _C, call
 from flyk.ops.ema_ import reference
 
 SERVED = "csrc, in one pass; the reference where the bank is not contiguous"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, DTYPES, call
+from flyk.backends._arguments import DTYPES
+from flyk.backends.cpu._library import _C, call
 
 SERVED = "csrc; its backward by the reference"
 

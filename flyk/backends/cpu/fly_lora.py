@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, DTYPES, call, frozen, scores_bias, selection_code
-from flyk.backends.cpu.winner_take_all import empty_winners
+from flyk.backends._arguments import DTYPES, empty_winners, frozen, scores_bias, selection_code
+from flyk.backends.cpu._library import _C, call
 from flyk.ops import _check
 from flyk.ops.fly_lora import fake_backward as empty_gradients
 

@@ -6,7 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, DTYPES, ISA, call, frozen, product, terms
+from flyk.backends._arguments import DTYPES, frozen
+from flyk.backends.cpu._library import _C, ISA, call, product, terms
 from flyk.ops import _check
 from flyk.ops.project import reference
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from flyk.backends.cpu._library import _C, DTYPES, call, frozen, scores_bias, selection_code
-from flyk.backends.cpu.winner_take_all import empty_winners, pick
+from flyk.backends._arguments import DTYPES, empty_winners, frozen, scores_bias, selection_code
+from flyk.backends.cpu._library import _C, call
+from flyk.backends.cpu.winner_take_all import pick
 from flyk.ops import _check
 from flyk.ops.expand_gram_ import BLOCK
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from flyk.backends._arguments import empty_winners as empty_winners
-from flyk.backends.cpu._library import _C, DTYPES, call, scores_bias, selection_code
+from flyk.backends._arguments import DTYPES, empty_winners, scores_bias, selection_code
+from flyk.backends.cpu._library import _C, call
 from flyk.ops import _check
 
 SERVED = "csrc"
