@@ -1,6 +1,7 @@
-"""The command line: flyk info, check, bench, kernels and demo.
+"""The command line: flyk info, check, bench, kernels, demo and continual.
 
-A command is the function of its own name in the file of that name, imported when it is asked for.
+A command is the function, or the group of commands, of its own name in the file of that name, imported when it is
+asked for.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typer.core import TyperGroup
 
 import flyk
 
-COMMANDS = ("info", "check", "bench", "kernels", "demo")
+COMMANDS = ("info", "check", "bench", "kernels", "demo", "continual")
 
 
 class Commands(TyperGroup):
@@ -25,8 +26,11 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
+        named = getattr(importlib.import_module(f"flyk.cli.{cmd_name}"), cmd_name)
+        if isinstance(named, typer.Typer):
+            return typer.main.get_group(named)
         command = typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(cmd_name)(getattr(importlib.import_module(f"flyk.cli.{cmd_name}"), cmd_name))
+        command.command(cmd_name)(named)
         return typer.main.get_command(command)
 
     def invoke(self, ctx: Any) -> Any:

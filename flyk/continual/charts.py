@@ -7,6 +7,8 @@ import re
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from flyk.continual.files import need
 
 INK = "#010203"  # stands for the page's text colour until the SVG is inlined
@@ -113,6 +115,33 @@ def stream_chart(stream: list[dict[str, Any]]) -> str:
     return _svg(draw, "Samples of each task", height=3.4)
 
 
+def curves_chart(tests: list[dict[str, Any]], curves: dict[str, list[float]], label: str) -> str:
+    """Shares in % against training samples seen, a line each; `tests` tell the samples and the task ends."""
+
+    def draw(axes: Any) -> None:
+        samples = [test["samples"] for test in tests]
+        for i, (name, values) in enumerate(curves.items()):
+            colour, marker, dash = STYLES[i % len(STYLES)]
+            axes.plot(samples, _percent(values), label=name, color=colour, marker=marker, linestyle=dash, markersize=5)
+        _task_ends(axes, {"samples": samples, "at_task_end": [test["at_task_end"] for test in tests]})
+        axes.set(xlabel="training samples seen", ylabel=label)
+
+    return _svg(draw, label, height=4)
+
+
+def matrix_chart(rows: list[list[float | None]], across: str, down: str, title: str) -> str:
+    """A matrix in shades from its least value to its largest, NaN and None left empty."""
+
+    def draw(axes: Any) -> None:
+        values = np.array(rows, dtype=np.float64)
+        mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis")
+        axes.invert_yaxis()
+        axes.figure.colorbar(mesh, ax=axes)
+        axes.set(xlabel=across, ylabel=down)
+
+    return _svg(draw, title, height=4, legend=False)
+
+
 def _percent(values: list[float]) -> list[float]:
     return [100 * value for value in values]
 
@@ -123,15 +152,16 @@ def _task_ends(axes: Any, tests: dict[str, Any]) -> None:
             axes.axvline(samples, color=INK, alpha=0.25, linewidth=0.8)
 
 
-def _svg(draw: Any, title: str, height: float) -> str:
+def _svg(draw: Any, title: str, height: float, legend: bool = True) -> str:
     """Draws on fresh axes and returns the <svg> element, as wide as its place."""
     matplotlib = need_matplotlib()
     with matplotlib.rc_context(RC):
         figure = matplotlib.figure.Figure(figsize=(5, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
-        figure.legend(loc="outside lower left", ncols=1, fontsize=10)
+        if legend:
+            axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
+            figure.legend(loc="outside lower left", ncols=1, fontsize=10)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()

@@ -46,7 +46,7 @@ def write_report(result: dict[str, Any], folder: Path) -> Path:
         result: what demo.run returned, and perhaps "command".
         folder: made if it is not there.
     """
-    result = _finite(result)
+    result = finite(result)
     text = json.dumps(result, indent=1, allow_nan=False)
     page = render(result, text)
     for name, content in (("report.json", text + "\n"), ("report.html", page)):
@@ -56,15 +56,20 @@ def write_report(result: dict[str, Any], folder: Path) -> Path:
 
 
 def render(result: dict[str, Any], text: str) -> str:
-    """The whole page; `text` is the result as JSON, kept in the page."""
+    """The demo's page; `text` is the result as JSON, kept in the page."""
     body = "\n".join(
         [_head(result), _charts(result), _results(result), _order(result), _stream(result), _cost(result), _run(result)]
     )
-    inlined = text.replace("<", "\\u003c")
+    return page(f"flyk demo: {result['data']['source']}", body, text)
+
+
+def page(title: str, body: str, data: str) -> str:
+    """A whole HTML page that loads nothing; `data` is JSON, kept in the script element "result"."""
+    inlined = data.replace("<", "\\u003c")
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>flyk demo: {escape(result['data']['source'])}</title>\n<style>{STYLE}</style>\n</head>\n"
+        f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f'<body>\n{body}\n<script type="application/json" id="result">\n{inlined}\n</script>\n</body>\n</html>\n'
     )
 
@@ -74,16 +79,16 @@ def percent(value: float | None, digits: int = 1) -> str:
     return "–" if value is None else f"{100 * value:.{digits}f}".replace("-", "−")
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """The same with None for NaN and infinities, which JSON lacks."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", words: Sequence[int] = (0,)) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", words: Sequence[int] = (0,)) -> str:
     """An HTML table of escaped text; the columns `words` are set to the left and may wrap."""
 
     def cells(kind: str, row: Sequence[str]) -> str:
@@ -144,7 +149,7 @@ def _results(result: dict[str, Any]) -> str:
     ]
     ceiling = list(result["final"])[-1]
     rows.append((ceiling, percent(result["final"][ceiling]), "–", "–", "–", "–"))
-    table = _table(
+    table = table(
         ("", "final", "A_auc", "A_avg", "forgetting", "BWT"),
         rows,
         "Accuracy in %. final: after the whole stream. A_auc: mean of the tests at equal intervals. A_avg: mean of the "
@@ -165,7 +170,7 @@ def _order(result: dict[str, Any]) -> str:
     return (
         "<h2>Order does not matter to REAR</h2>\n<p>The same training samples in random order and other batches, shown "
         "to a second REAR. The statistics are sums, so that only float32 rounding differs; the solution shows it "
-        f"enlarged by the condition of G.</p>\n{_table(('stream against shuffled', ''), rows)}"
+        f"enlarged by the condition of G.</p>\n{table(('stream against shuffled', ''), rows)}"
     )
 
 
@@ -183,7 +188,7 @@ def _stream(result: dict[str, Any]) -> str:
     ]
     head = ("task", "disjoint", "blurry at home", "mixed in", "disjoint classes", "blurry classes")
     caption = "Training samples of each task by kind, and the classes whose home the task is."
-    return f"<h2>Tasks</h2>\n{_table(head, rows, caption, words=(0, 4, 5))}"
+    return f"<h2>Tasks</h2>\n{table(head, rows, caption, words=(0, 4, 5))}"
 
 
 def _cost(result: dict[str, Any]) -> str:
@@ -195,8 +200,8 @@ def _cost(result: dict[str, Any]) -> str:
     tests = len(result["tests"]["samples"])
     return (
         "<h2>Seconds</h2>\n"
-        + _table(("learner", "learning", "testing"), rows, f"Learning the whole stream, and {tests} tests.")
-        + _table(("part", "seconds"), whole)
+        + table(("learner", "learning", "testing"), rows, f"Learning the whole stream, and {tests} tests.")
+        + table(("part", "seconds"), whole)
     )
 
 
@@ -217,10 +222,10 @@ def _run(result: dict[str, Any]) -> str:
     ]
     command = f"<p><code>{escape(result['command'])}</code></p>" if "command" in result else ""
     head = ("samples seen", "task", "classes seen", *learners, "routing")
-    every = _table(head, rows, "Accuracy in % on the classes seen so far.")
+    every = table(head, rows, "Accuracy in % on the classes seen so far.")
     return (
         f"<h2>Every test</h2>\n{every}\n"
         f"<h2>This run</h2>\n{command}\n"
-        + _table(("", ""), [(name, str(value)) for name, value in facts.items()])
+        + table(("", ""), [(name, str(value)) for name, value in facts.items()])
         + '<p class="soft">All numbers are in this page as JSON (script element "result") and in report.json.</p>'
     )

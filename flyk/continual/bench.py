@@ -1,0 +1,19 @@
+"""The bench: configs into runs, runs into folders, folders into reports and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flyk.continual.config import load_config
+from flyk.continual.run import run
+from flyk.continual.run_report import write_run_report
+
+
+def run_config(path: Path, out: Path, changes: Mapping[str, Any], *, progress: bool = True) -> Path:
+    """Runs a config, with some keys set otherwise, in <out>/<its name>/seed-<seed>, and returns the report's path."""
+    config = load_config(path, **changes)
+    folder = out / path.stem / f"seed-{config.seed}"
+    result = run(config, folder, progress=progress)
+    return write_run_report(result, path.stem, folder)
