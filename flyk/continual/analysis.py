@@ -17,6 +17,7 @@ from flyk.continual.methods import Method
 CKA_ROWS = 256  # test samples that the experts' features are compared on
 
 
+@torch.no_grad()
 def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows: int = 128) -> dict[str, Any]:
     """For a method that routes: `confusion`, `cka` and `mean_cosine` between its experts. For others nothing.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flyk.continual.files import need, package_file
 from flyk.nn._families import find
@@ -105,19 +105,18 @@ class PromptableViT:
     def checkpoint(self, wanted: bool) -> None:
         """Whether the backward pass computes the blocks' activations again instead of keeping them."""
         model: Any = self.model
-        if wanted:
-            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        elif self._checkpointing:
-            model.gradient_checkpointing_disable()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the new name is not in all releases that are supported
+            if wanted:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            elif self._checkpointing:
+                model.gradient_checkpointing_disable()
         model.train(wanted)  # transformers checkpoints in this mode alone; without dropout it is the same network
         self._checkpointing = wanted
 
     def prompted(self, inputs: torch.Tensor) -> torch.Tensor:
         """(N, d) features of prepared images under the prompts that an attached pool shows, with their gradient."""
-        if not torch.is_grad_enabled() or inputs.device.type != "cpu":
-            return self._family.features(self.model, inputs)
-        with sdpa_kernel(SDPBackend.MATH):  # for short sequences the CPU's fused attention is slower backward
-            return self._family.features(self.model, inputs)
+        return self._family.features(self.model, inputs)
 
     @torch.no_grad()
     def embed(self, inputs: torch.Tensor) -> torch.Tensor:

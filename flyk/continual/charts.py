@@ -136,7 +136,7 @@ def matrix_chart(rows: list[list[float | None]], across: str, down: str, title: 
         values = np.array(rows, dtype=np.float64)
         mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis")
         axes.invert_yaxis()
-        axes.figure.colorbar(mesh, ax=axes)
+        axes.figure.colorbar(mesh, ax=axes).solids.set_rasterized(False)
         axes.set(xlabel=across, ylabel=down)
 
     return _svg(draw, title, height=4, legend=False)

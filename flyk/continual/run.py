@@ -58,13 +58,18 @@ class Record:
         new = torch.bincount(labels, minlength=num_classes).tolist()
         self.counts[expert] = [a + b for a, b in zip(self.counts[expert], new, strict=True)]
 
-    def measures(self) -> dict[str, float]:
-        """A_auc and its kin; the last routing accuracy; the last of each further accuracy."""
+    def measures(self) -> dict[str, Any]:
+        """A_auc and its kin; routing and oracle accuracy at the end; under `also` A_auc and A_last of each reading."""
         history = np.array([test["classes"] for test in self.tests], dtype=np.float64)
         why = ([test[key] for test in self.tests] for key in ("at_interval", "at_task_end"))
         out = metrics.measures([test["accuracy"] for test in self.tests], history, *why)
-        last = self.tests[-1]
-        return out | {name: last[name] for name in ("routing",) if name in last} | last["also"]
+        last, also = self.tests[-1], {}
+        for name in last["also"]:
+            auc = [test["also"].get(name) for test in self.tests if test["at_interval"]]
+            also[name] = {"a_auc": None if None in auc else metrics.a_auc(auc), "a_last": last["also"][name]}
+        if "oracle router" in also:
+            out["oracle router"] = also["oracle router"]["a_last"]
+        return out | {name: last[name] for name in ("routing",) if name in last} | {"also": also}
 
 
 def run(

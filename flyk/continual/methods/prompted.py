@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flyk.continual.batch import Batch
 from flyk.continual.methods.base import Setting, TrainedMethod
@@ -35,6 +36,10 @@ class PromptedMethod(TrainedMethod):
     def close(self) -> None:
         if hasattr(self, "_handle"):
             self._handle.remove()
+
+    def observe(self, batch: Batch) -> None:
+        with sdpa_kernel(SDPBackend.MATH):  # for short sequences the CPU's fused attention is slower backward
+            super().observe(batch)
 
     def prompted(self, batch: Batch, prompts: int | Tensor) -> Tensor:
         """(N, d) float32 features under an expert's prompts, each row's expert's (N,), or given ones (N, L, P, D)."""
