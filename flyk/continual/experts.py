@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from torch import Tensor, nn
-
 import torch
+from torch import Tensor, nn
 
 
 class BySamples(nn.Module):
@@ -20,7 +19,7 @@ class BySamples(nn.Module):
         self.budget = budget
         self.register_buffer("spent", torch.zeros((), dtype=torch.int64))
 
-    def starts(self, rows: int, score: float) -> bool:
+    def starts(self, rows: int, miss: float) -> bool:
         """Whether the batch that comes, of so many rows, belongs to a new expert."""
         if self.spent >= self.budget:
             self.spent.zero_()
@@ -29,41 +28,40 @@ class BySamples(nn.Module):
 
 
 class ByDrift(nn.Module):
-    """When the router's score for the current expert falls far below what it was for that expert's own batches.
+    """When the router's scores for the current expert miss 1 by far more than they did on that expert's last batches.
 
-    A score is the mean over a batch of REAR's output for the current expert, before the batch is learned; it nears 1
-    where the rows look like the expert's. The first `settle` batches of an expert are only learned from. After them
-    the mean and the spread of the scores are kept (Welford), and `patience` batches in a row whose score lies more
-    than `threshold` spreads below the mean start the next expert. Batches under suspicion do not move the mean.
+    A miss is the mean over a batch of ``|1 - s|``, s REAR's score of a row for the current expert before the batch is
+    learned; 1 is what REAR is fitted to, and it nears that on rows like those it has seen. Mean and variance of the
+    misses are averages over about the last five batches, for misses fall as an expert is learned. Once `settle`
+    batches of an expert have been seen, `patience` batches in a row whose miss lies more than `threshold` standard
+    deviations above the mean start the next expert; they do not move the mean. A batch under suspicion is learned all
+    the same, and what was learned surprises less: with a patience above 1, slow changes alone are found.
     """
 
+    RATE = 0.2
+    LEAST = 0.02  # a spread below it is taken for this one
     state: Tensor
 
-    def __init__(self, threshold: float = 4.0, settle: int = 4, patience: int = 2):
+    def __init__(self, threshold: float = 4.0, settle: int = 4, patience: int = 1):
         super().__init__()
         if threshold <= 0 or settle < 2 or patience < 1:
-            raise ValueError(f"drift needs threshold > 0, settle >= 2, patience >= 1; got {threshold}, {settle}, {patience}")
+            got = f"{threshold}, {settle}, {patience}"
+            raise ValueError(f"drift needs threshold > 0, settle >= 2 and patience >= 1, got {got}")
         self.threshold, self.settle, self.patience = threshold, settle, patience
-        # batches seen, scores kept, their mean, their sum of squared distances from it, suspicious batches in a row
-        self.register_buffer("state", torch.zeros(5, dtype=torch.float64))
+        # batches of this expert, mean and variance of their misses, suspicious batches in a row
+        self.register_buffer("state", torch.zeros(4, dtype=torch.float64))
 
-    def starts(self, rows: int, score: float) -> bool:
-        """Whether the batch that comes, whose rows score so for the current expert, belongs to a new expert."""
-        seen, kept, mean, squares, suspicious = self.state.tolist()
-        if seen == 0:
-            self.state[0] = 1
-            return True  # the first batch of all
-        seen += 1
-        spread = max((squares / (kept - 1)) ** 0.5 if kept > 1 else 0.0, 0.02)
-        if kept >= self.settle and score < mean - self.threshold * spread:
+    def starts(self, rows: int, miss: float) -> bool:
+        """Whether the batch that comes, whose scores miss 1 by so much, belongs to a new expert."""
+        seen, mean, variance, suspicious = self.state.tolist()
+        if seen >= self.settle and miss > mean + self.threshold * max(variance**0.5, self.LEAST):
             suspicious += 1
-            if suspicious >= self.patience:
-                self.state.copy_(torch.tensor([1.0, 0, 0, 0, 0]))
-                return True
-        elif seen > 2:  # an expert's first batch is scored before anything of it is known
-            suspicious, kept = 0, kept + 1
-            step = score - mean
-            mean += step / kept
-            squares += step * (score - mean)
-        self.state.copy_(torch.tensor([seen, kept, mean, squares, suspicious], dtype=torch.float64))
-        return False
+        else:
+            suspicious = 0
+            step = miss - mean if seen > 1 else 0.0  # before its second batch nothing is known of an expert
+            mean = mean + self.RATE * step if seen > 1 else miss
+            variance = (1 - self.RATE) * (variance + self.RATE * step**2)
+        begins = seen == 0 or suspicious >= self.patience
+        after = [1, miss, 0, 0] if begins else [seen + 1, mean, variance, suspicious]
+        self.state.copy_(torch.tensor(after, dtype=torch.float64))
+        return begins

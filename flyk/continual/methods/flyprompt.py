@@ -36,7 +36,7 @@ class FlyPrompt(PromptedMethod):
         decays: of the averages; none for the online head alone.
         aggregation: see aggregate.
         warm_start: an expert's prompts start at the mean of the earlier ones (Eq. 5); else where they were drawn.
-        experts: an expert begins with each "task", after `budget` "samples", when the router's scores "drift", or
+        experts: an expert begins with each "task", after `budget` "samples", when the router's scores show a "drift", or
             there is "one" for all, which needs no router.
         num_experts: at most so many, where the task does not tell; the last goes on once they are used up.
         budget: samples an expert.
@@ -62,7 +62,7 @@ class FlyPrompt(PromptedMethod):
         budget: int = 1000,
         threshold: float = 4.0,
         settle: int = 4,
-        patience: int = 2,
+        patience: int = 1,
     ):
         super().__init__(setting)
         for name, value, choices in (("aggregation", aggregation, AGGREGATIONS), ("experts", experts, BEGINNINGS)):
@@ -171,10 +171,10 @@ class FlyPrompt(PromptedMethod):
             if current is None:
                 self._start(0)
             return
-        score = 0.0
+        miss = 0.0
         if isinstance(self.trigger, ByDrift) and isinstance(self.router, REAR) and current is not None:
-            score = self.router(batch.features)[:, current].mean().item()
-        if self.trigger.starts(len(batch), score):
+            miss = (1 - self.router(batch.features)[:, current]).abs().mean().item()
+        if self.trigger.starts(len(batch), miss):
             self._start(min(0 if current is None else current + 1, self.heads.num_experts - 1))
 
     def _start(self, expert: int) -> None:
