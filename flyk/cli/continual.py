@@ -14,8 +14,12 @@ continual = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
 @continual.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; see docs/continual.md.")],
-    seed: Annotated[list[int] | None, typer.Option(help="In place of the config's; may be given several times.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of runs; this one goes to <out>/<config>/seed-<seed>.")] = Path("runs"),
+    seed: Annotated[
+        list[int] | None, typer.Option(help="In place of the config's; may be given several times.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs; this one goes to <out>/<config>/seed-<seed>.")] = Path(
+        "runs"
+    ),
 ) -> None:
     """Play a stream to a method. A run that was cut goes on where it was; one that is done is not made again.
 
@@ -44,7 +48,9 @@ def compare(
 @continual.command()
 def ablate(
     config: Annotated[Path, typer.Argument(help="A TOML file of the method flyprompt.")],
-    seed: Annotated[list[int] | None, typer.Option(help="In place of the config's; may be given several times.")] = None,
+    seed: Annotated[
+        list[int] | None, typer.Option(help="In place of the config's; may be given several times.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs; see `run`.")] = Path("runs"),
 ) -> None:
     """Play FlyPrompt whole and in parts: components, averages, aggregations, masks, warm start, routers, M and ridge."""

@@ -79,7 +79,9 @@ def as_text(rows: list[dict[str, Any]], markdown: bool = False) -> str:
         return "\n".join([lines[0], "|---|" + "--:|" * (len(head) - 1), *lines[1:]])
     widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True)))
+        "  ".join(
+            cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in [head, *body]
     )
 

@@ -95,7 +95,7 @@ class Config:
         for name, low in WHOLE.items():
             value = getattr(self, name)
             whole = isinstance(value, int) and not isinstance(value, bool)
-            if not (value is None and name in optional or whole and value >= low):
+            if not ((value is None and name in optional) or (whole and value >= low)):
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -110,7 +110,7 @@ class Config:
             raise ValueError(f"learning_rate must be a number above 0, got {self.learning_rate!r}")
         for name in ("data", "repair"):
             value = getattr(self, name)
-            if not (isinstance(value, str) and value or value is None and name in optional):
+            if not ((isinstance(value, str) and value) or (value is None and name in optional)):
                 raise ValueError(f"{name} must be a name or path, got {value!r}")
         if not isinstance(self.options, Mapping):
             raise ValueError(f"options must be a table, got {self.options!r}")

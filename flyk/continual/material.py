@@ -60,7 +60,9 @@ def load_material(config: Config, progress: bool = False) -> Material:
     if "$" in data:
         raise ValueError(f"data must name variables of the environment that are set, got {config.data!r}")
     if data.endswith(".json.gz") != (config.backbone == "minilm"):
-        raise ValueError(f"backbone must be minilm for .json.gz texts and another for the rest, got {config.backbone!r}")
+        raise ValueError(
+            f"backbone must be minilm for .json.gz texts and another for the rest, got {config.backbone!r}"
+        )
     if config.backbone == "none":
         return _of_features(Path(data), config)
     if config.backbone == "minilm":

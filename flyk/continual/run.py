@@ -168,9 +168,7 @@ def make_setting(config: Config, material: Material, stream: Stream) -> Setting:
     )
 
 
-def _play(
-    config: Config, stream: Stream, material: Material, method: Method, folder: Path, progress: bool
-) -> Record:
+def _play(config: Config, stream: Stream, material: Material, method: Method, folder: Path, progress: bool) -> Record:
     """Shows the batches that are left, tests when it is time, and saves after each test."""
     draws = torch.Generator().manual_seed(config.seed)
     record, first = _resume(folder, method, draws)
@@ -253,7 +251,9 @@ def _claim(folder: Path, config: Config) -> None:
     there = json.loads(path.read_text())
     for key in mine:
         if mine[key] != there.get(key):
-            raise ValueError(f"out must be the folder of a run of the same settings, and {key} is {there.get(key)!r} there and {mine[key]!r} here")
+            raise ValueError(
+                f"out must be the folder of a run of the same settings, and {key} is {there.get(key)!r} there and {mine[key]!r} here"
+            )
 
 
 def _save(folder: Path, step: int, record: Record, method: Method, draws: torch.Generator) -> None:

@@ -61,7 +61,9 @@ def load_texts(path: Path) -> TextSet:
         rows = [(str(text), str(label)) for part in parts for text, label in part]
         domain_of = {label: domain for domain, labels in content.get("domains", {}).items() for label in labels}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"data: {path} must be gzipped JSON with train and test, lists of [text, label]: {error!r}") from error
+        raise ValueError(
+            f"data: {path} must be gzipped JSON with train and test, lists of [text, label]: {error!r}"
+        ) from error
     names, labels = np.unique([label for _, label in rows], return_inverse=True)
     domains = None
     if domain_of:

@@ -23,7 +23,13 @@ def blobs(per_class=12, classes=6, features=16, spread=3.0):
 
 def tiny_vit():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "image_size": PIXELS, "patch_size": 14}
+    sizes = {
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "image_size": PIXELS,
+        "patch_size": 14,
+    }
     return PromptableViT(transformers.Dinov2Model(transformers.Dinov2Config(**sizes)), "a tiny ViT", PIXELS, "tiny")
 
 

@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from made_material import blobs, pictures
 from typer.testing import CliRunner
 
 from flyk.cli import app
 from flyk.continual import ablate, compare
 from flyk.continual.analysis import confusion, expert_means, mean_cosine, minibatch_cka
 from flyk.continual.run import run
-from made_material import blobs, pictures
 
 
 def test_cka_of_itself_turned_and_scaled_is_one():
@@ -73,7 +73,8 @@ def test_means_of_experts_and_their_cosines():
 def result(seed, last, name="flyprompt", **measures):
     return {
         "config": {"method": name, "seed": seed},
-        "measures": {"a_auc": None, "a_avg": 0.5, "a_last": last, "forgetting": 0.1, "bwt": -0.1, "also": {}} | measures,
+        "measures": {"a_auc": None, "a_avg": 0.5, "a_last": last, "forgetting": 0.1, "bwt": -0.1, "also": {}}
+        | measures,
         "seconds": {"training": 60.0, "testing": 0.0},
     }
 

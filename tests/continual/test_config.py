@@ -57,10 +57,10 @@ def test_a_missing_key_is_named():
 def test_adam_is_the_default_and_the_only_optimizer():
     """Published fault: the config's default is SGD where the paper's numbers are Adam's."""
     import torch
+    from made_material import tiny_vit
 
     from flyk.continual.methods import METHODS, Setting, make_method
     from flyk.continual.methods.base import TrainedMethod
-    from made_material import tiny_vit
 
     setting = Setting(32, 4, num_tasks=2, backbone=tiny_vit(), learning_rate=make_config(GOOD, "here").learning_rate)
     for name in METHODS:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from made_material import blobs, pictures
 from sklearn.discriminant_analysis import LinearDiscriminantAnalysis
 
 from flyk.continual.batch import Batch
@@ -11,7 +12,6 @@ from flyk.continual.methods import Setting, make_method
 from flyk.continual.run import test as evaluate
 from flyk.nn import REAR
 from flyk.nn import te2 as te2_module
-from made_material import blobs, pictures
 
 SMALL = {"prompt_length": 2, "prompt_layers": 2, "expansion": 64, "ridge": 10.0}
 

@@ -77,7 +77,10 @@ def test_k_means_of_one_cluster_is_the_mean():
 
 
 def test_sparse_and_winning_expansions_are_rear():
-    sparse, winners = make_router("ridge", 8, 2, expansion=64, sparse=3), make_router("ridge", 8, 2, expansion=64, winners=4)
+    sparse, winners = (
+        make_router("ridge", 8, 2, expansion=64, sparse=3),
+        make_router("ridge", 8, 2, expansion=64, winners=4),
+    )
     assert isinstance(sparse, REAR)
     assert sparse.projection.nnz == 3
     assert isinstance(winners, REAR)

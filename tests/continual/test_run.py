@@ -6,13 +6,13 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from made_material import blobs, pictures
 
 from flyk.continual import run as runner
 from flyk.continual.config import make_config
 from flyk.continual.methods import METHODS
 from flyk.continual.run import run
 from flyk.continual.run_report import write_run_report
-from made_material import blobs, pictures
 
 OPTIONS = {
     "flyprompt": {"prompt_length": 2, "prompt_layers": 2, "expansion": 64, "ridge": 10.0},

@@ -21,9 +21,7 @@ class DualPrompt(PromptedMethod):
     blocks as many.
     """
 
-    def __init__(
-        self, setting: Setting, *, general: int = 2, special: int = 3, length: int = 20, pull: float = 1.0
-    ):
+    def __init__(self, setting: Setting, *, general: int = 2, special: int = 3, length: int = 20, pull: float = 1.0):
         super().__init__(setting)
         d, tasks = setting.num_features, setting.num_tasks
         self.pull, self.task = pull, 0

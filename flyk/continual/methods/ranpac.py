@@ -34,7 +34,11 @@ class RanPAC(Method):
     held_labels: Tensor
 
     def __init__(
-        self, setting: Setting, *, expansion: int = 5000, ridges: tuple[float, ...] = tuple(10.0**e for e in range(-1, 8))
+        self,
+        setting: Setting,
+        *,
+        expansion: int = 5000,
+        ridges: tuple[float, ...] = tuple(10.0**e for e in range(-1, 8)),
     ):
         super().__init__(setting)
         if not ridges or sorted(set(ridges)) != list(ridges) or ridges[0] <= 0:
