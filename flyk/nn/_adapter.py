@@ -54,7 +54,8 @@ class Adapter(nn.Module):
         self, x: Tensor, seen: Tensor, B: Tensor, k: int, bias: Tensor | None, selection: str
     ) -> tuple[Tensor, Tensor]:
         """base(x) plus fly_lora's update of `seen`, which is x or what dropout left of it; and the winners."""
-        update = self.projection.values, self.projection.indices, B, k, bias, self.scale, selection
+        A = self.projection
+        update = A.values, A.indices, B, k, bias, self.scale, selection
         linear = self._owned_linear() if seen is x else None
         if linear is not None:
             out, _, winners = fly_lora_linear(x, linear.weight, linear.bias, *update)
