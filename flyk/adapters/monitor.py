@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from flyk.adapters._outputs import call, evaluating
 from flyk.adapters.apply import adapters
-from flyk.adapters.merge import call
 from flyk.nn import FlyLoRALinear
 from flyk.ops import project_topk
 from flyk.ops.winner_take_all import scatter
@@ -156,12 +156,8 @@ def task_conflict(model: nn.Module, loaders: Mapping[str, Iterable[Any]]) -> dic
         ValueError: the model has no such layer, or a task no batch.
     """
     layers, tasks = _top_k(model), list(loaders)
-    training = model.training
-    try:
-        model.eval()
+    with evaluating(model):
         sums = [_activations(model, layers, task, loaders[task]) for task in tasks]
-    finally:
-        model.train(training)
     return {name: _conflicts(tasks, torch.stack([each[name] for each in sums])) for name in layers}
 
 
