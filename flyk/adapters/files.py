@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, tuple[type, ...]]] = {
         "alpha": (float, int),
         "sparsity": (float, int),
         "temperature": (float, int, type(None)),
+        "learn_temperature": (bool,),
         "seed": (int,),
     },
 }

@@ -77,15 +77,29 @@ def test_a_layer_in_two_places(tmp_path: Path) -> None:
 
 def test_tasks_need_a_model_of_the_same_tasks(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    model = trained(FlyLoRAModel(net(), ["0"], rank=4, num_experts=2, tasks=["a", "b"], temperature=0.5, seed=3))
+    model = trained(
+        FlyLoRAModel(
+            net(),
+            ["0"],
+            rank=4,
+            num_experts=2,
+            sparsity=0.0,
+            tasks=["a", "b"],
+            temperature=0.5,
+            learn_temperature=True,
+            seed=3,
+        )
+    )
+    model.base_model[0].log_temperature.data += 1.0
     save_adapter(model, path)
     again = load_adapter(FlyLoRAModel(net(), ["0"], tasks=["a", "b"]), path)
     for task in ("a", "b"):
         model.set_task(task)
         again.set_task(task)
         assert torch.equal(again.eval()(X), model.eval()(X))
-    assert again.base_model[0].temperature == 0.5
+    assert again.base_model[0].temperature == pytest.approx(0.5 * 2.718281828)
     assert again.base_model[0].gate.requires_grad
+    assert again.base_model[0].log_temperature.requires_grad
     for other in (net(), FlyLoRAModel(net(), ["0"], tasks=["b", "a"])):
         with pytest.raises(ValueError, match=r"model must be the FlyLoRAModel of tasks \['a', 'b'\]"):
             load_adapter(other, path)
