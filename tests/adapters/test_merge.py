@@ -122,7 +122,7 @@ def test_place_puts_merged_layers_into_the_model() -> None:
     out = model(X)
     assert place(model, merge_adapters(tasks, [1.0])) is model
     torch.testing.assert_close(model(X), out)
-    with pytest.raises(ValueError, match="model must have a layer 'nothing'"):
+    with pytest.raises(ValueError, match="model must have a linear layer 'nothing'"):
         place(model, {"nothing": nn.Linear(1, 1)})
 
 
