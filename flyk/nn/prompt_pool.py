@@ -223,10 +223,12 @@ class _Hooks:
         length, at = self.pool.length, self.family.prefix
         if self.counts_prefix:
             block.attn.num_prefix_tokens = at
-        if output is None or self._prompts_of(args[0]) is None:  # no output where the block has raised
+        if output is None:  # the block has raised
             return None
-        x = output[0] if isinstance(output, tuple) else output
-        x = x[:, :-length] if at is None else torch.cat([x[:, :at], x[:, at + length :]], dim=1)
+        x, active = output[0] if isinstance(output, tuple) else output, self._prompts_of(args[0])
+        if active is not None:
+            x = x[:, :-length] if at is None else torch.cat([x[:, :at], x[:, at + length :]], dim=1)
+        _record(x, active)  # the next block's input, where one checkpoint is around both
         return (x, *output[1:]) if isinstance(output, tuple) else x
 
     def _prompts_of(self, x: Tensor) -> _Active | None:
@@ -238,7 +240,9 @@ class _Hooks:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # -1 outside a backward pass
             return self.pool._active
         if not hasattr(x, RECORD):
-            raise RuntimeError("a checkpointed block with prompts must be one checkpoint of its own, not reentrant")
+            raise RuntimeError(
+                "a checkpoint must not be reentrant, and be around one block or around blocks that all have prompts"
+            )
         return getattr(x, RECORD)
 
 

@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import io
+import re
 from pathlib import Path
 
 import backbones
@@ -137,6 +138,14 @@ def test_a_new_expert_starts_from_the_earlier_ones():
         model.start_expert(0)
     assert all(torch.equal(before[name], t) for name, t in model.state_dict().items())
     assert model.heads.current == model.current == 2
+
+
+def test_the_example_of_the_documentation_runs():
+    text = (Path(__file__).parents[2] / "docs" / "prompts.md").read_text()
+    (example,) = re.findall(r"^```python\n(.+?)^```", text, re.MULTILINE | re.DOTALL)
+    names = {}
+    exec(compile(example, "docs/prompts.md", "exec"), names)
+    assert names["p"].shape == (8, 4)
 
 
 def test_the_backbone_stays_frozen_and_in_eval_mode():

@@ -20,8 +20,10 @@ def pool_of(experts=3):
     return PromptPool(experts, LENGTH, WIDTH, LAYERS)
 
 
-def attached(experts=3):
-    model, pool = backbones.make().requires_grad_(False), pool_of(experts)
+def attached(experts=3, layers=LAYERS):
+    torch.manual_seed(2)
+    pool = PromptPool(experts, LENGTH, WIDTH, layers)
+    model = backbones.make().requires_grad_(False)
     pool.attach(model)
     return model, pool
 
@@ -262,12 +264,26 @@ def test_a_block_that_is_checkpointed_whole_is_computed_again_with_the_prompts_i
         torch.testing.assert_close(plain, recomputed)
 
 
-def test_a_checkpoint_that_loses_the_prompts_is_refused_and_never_wrong():
+def test_one_checkpoint_may_be_around_blocks_that_all_have_prompts():
+    results = []
+    for checkpointed in (False, True):
+        model, pool = attached(layers=(0, 1, 2))
+        blocks = torch.nn.Sequential(*model.encoder.layer[:3])
+        x = model.embeddings(backbones.images())
+        with pool.use(torch.tensor([0, 2, 0])):
+            y = checkpoint(blocks, x, use_reentrant=False) if checkpointed else blocks(x)
+        results.append(gradients(pool, y.square().mean()))
+    for plain, recomputed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+@pytest.mark.parametrize(("blocks", "reentrant"), [(1, True), (3, False)])
+def test_a_checkpoint_that_loses_the_prompts_is_refused_and_never_wrong(blocks, reentrant):
     model, pool = attached()
     x = model.embeddings(backbones.images()).requires_grad_()
     with pool.use(0):
-        y = checkpoint(model.encoder.layer[0], x, use_reentrant=True)
-    with pytest.raises(RuntimeError, match="one checkpoint of its own, not reentrant"):
+        y = checkpoint(torch.nn.Sequential(*model.encoder.layer[:blocks]), x, use_reentrant=reentrant)
+    with pytest.raises(RuntimeError, match="a checkpoint must not be reentrant, and be around one block"):
         y.sum().backward()
 
 
