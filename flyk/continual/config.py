@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from flyk.continual.batch import AUGMENTATIONS
-from flyk.continual.files import need
+from flyk._packages import need
 from flyk.continual.methods import METHODS, check_options
 
 BACKBONES = ("vit-s", "efficientnet", "minilm", "none")

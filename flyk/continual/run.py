@@ -15,6 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flyk._files import write_whole
+from flyk._page import finite
 from flyk.continual import metrics
 from flyk.continual.analysis import analyse
 from flyk.continual.batch import Batch
@@ -22,7 +23,6 @@ from flyk.continual.config import Config
 from flyk.continual.machine import describe_machine, peak_memory_mib, versions
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods import Method, Setting, make_method
-from flyk.continual.report import finite
 from flyk.continual.streams import (
     ClassIncrementalStream,
     DomainIncrementalStream,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from flyk._files import write_whole
+from flyk._page import page, percent, table
 from flyk.continual import charts
-from flyk.continual.report import page, percent, table
 
 MEASURES = {
     "a_auc": "A_auc",
@@ -25,7 +25,7 @@ MEASURES = {
 def write_run_report(result: dict[str, Any], name: str, folder: Path) -> Path:
     """Writes report.html into the run's folder and returns its path."""
     parts = [_head(result, name), _charts(result), _tests(result), _cost(result)]
-    text = page(f"flyk continual: {name}", "\n".join(parts), json.dumps(result, indent=1, allow_nan=False))
+    text = page(f"flyk continual: {name}", parts, json.dumps(result, indent=1, allow_nan=False))
     with write_whole(folder / "report.html") as part:
         part.write_text(text, encoding="utf-8")
     return folder / "report.html"

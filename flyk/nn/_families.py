@@ -5,7 +5,7 @@ Models of transformers are told by `config.model_type`, models of timm by the na
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,7 +49,7 @@ class Family:
 
     owner: nn.Module
     model: nn.Module
-    blocks: Sequence[nn.Module]
+    blocks: nn.ModuleList | nn.Sequential
     embed_dim: int
     prefix: int | None
     positions: tuple[nn.Module, str] | None
@@ -122,7 +122,7 @@ def _transformers(owner: Any) -> Family:
     if getattr(config, "is_decoder", False):
         raise ValueError(f"backbone: {name} is a decoder (is_decoder=True), whose tokens do not see prompts after them")
     pooled, has_cls = TRANSFORMERS[kind]
-    model = owner.base_model
+    model = owner if hasattr(owner, "embeddings") else owner.base_model
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList) and len(m) == config.num_hidden_layers]
     if not lists:
         raise ValueError(f"backbone: no list of {config.num_hidden_layers} blocks was found in {name}")

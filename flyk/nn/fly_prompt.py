@@ -133,7 +133,7 @@ class FlyPrompt(nn.Module):
 
     @torch.no_grad()
     def predict(self, x: Tensor | Mapping[str, Any], seen: Tensor | None = None) -> Tensor:
-        """(N, C) probabilities, the largest of the row's heads (Eq. 8 to 10), float32; rows need not sum to 1.
+        """(N, C) probabilities, for each class the largest of the row's heads (Eq. 8 to 10); see `TE2Head.predict`.
 
         Args:
             x: as in `forward`.
@@ -150,6 +150,10 @@ class FlyPrompt(nn.Module):
         """Sets the mode of all but the backbone, which stays in eval mode."""
         super().train(mode)
         self.backbone.eval()
+        for block in self._family.blocks:
+            # A block of transformers that is to be computed again in the backward pass is so in training mode only.
+            # Nothing else in it looks at its own mode, and what it is made of stays in eval mode.
+            block.training = mode and getattr(block, "gradient_checkpointing", False)
         return self
 
     def _current(self, what: str) -> int:
@@ -166,7 +170,7 @@ def _leave_out_backbone(module: nn.Module, state_dict: dict[str, Any], prefix: s
         del state_dict[key]
 
 
-def _keep_backbone(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
+def _keep_backbone(module: Any, state_dict: dict[str, Any], prefix: str, *_: object) -> None:
     """What a state lacks of the backbone stays as it is."""
     for key, value in module.backbone.state_dict(prefix=f"{prefix}backbone.").items():
         state_dict.setdefault(key, value)

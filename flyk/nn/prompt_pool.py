@@ -220,11 +220,11 @@ class _Hooks:
 
     def __init__(self, pool: PromptPool, index: int, family: Family, block: Any) -> None:
         self.pool, self.index, self.family = pool, index, family
-        self.counts_prefix = hasattr(getattr(block, "attn", None), "num_prefix_tokens")
+        self.counts_prefix = family.prefix is not None and hasattr(getattr(block, "attn", None), "num_prefix_tokens")
 
     def before(self, block: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-        """Appends the prompts to the block's input, and the columns for them to its mask."""
-        x, prefix = args[0], self.family.prefix
+        """Puts the prompts into the block's input, and entries for them into its mask."""
+        x, at = args[0], self.family.prefix
         active = self._prompts_of(x)
         _record(x, active)
         if active is None:
@@ -232,22 +232,24 @@ class _Hooks:
         tokens, position = active.tokens(self.index, x), self.family.cls_position()
         if position is not None:
             tokens = tokens + position.to(x.dtype)
-        joined = torch.cat([x, tokens] if prefix is None else [x[:, :prefix], tokens, x[:, prefix:]], dim=1)
+        joined = torch.cat([x, tokens] if at is None else [x[:, :at], tokens, x[:, at:]], dim=1)
         _record(joined, active)
-        args, kwargs = _widen_masks((joined, *args[1:]), kwargs, self.pool.length, prefix)
+        args, kwargs = _widen_masks((joined, *args[1:]), kwargs, self.pool.length, at)
         if self.counts_prefix:
-            block.attn.num_prefix_tokens = prefix + self.pool.length  # tokens that are turned by no angle
+            block.attn.num_prefix_tokens += self.pool.length  # tokens that are turned by no angle
         return args, kwargs
 
     def after(self, block: Any, args: tuple[Any, ...], output: Any) -> Any:
         """Cuts the prompts off the block's output."""
-        length, prefix = self.pool.length, self.family.prefix
+        length, at = self.pool.length, self.family.prefix
         if self.counts_prefix:
-            block.attn.num_prefix_tokens = prefix
-        if output is None or self._prompts_of(args[0]) is None:  # None where the block has raised
+            block.attn.num_prefix_tokens = at
+        if output is None:  # the block has raised
             return None
-        x = output[0] if isinstance(output, tuple) else output
-        x = x[:, :-length] if prefix is None else torch.cat([x[:, :prefix], x[:, prefix + length :]], dim=1)
+        x, active = output[0] if isinstance(output, tuple) else output, self._prompts_of(args[0])
+        if active is not None:
+            x = x[:, :-length] if at is None else torch.cat([x[:, :at], x[:, at + length :]], dim=1)
+        _record(x, active)  # the next block's input, where one checkpoint is around both
         return (x, *output[1:]) if isinstance(output, tuple) else x
 
     def _prompts_of(self, x: Tensor) -> _Active | None:
@@ -259,7 +261,9 @@ class _Hooks:
         if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # -1 outside a backward pass
             return self.pool._active
         if not hasattr(x, RECORD):
-            raise RuntimeError("a checkpointed block with prompts must be one checkpoint of its own, not reentrant")
+            raise RuntimeError(
+                "a checkpoint must not be reentrant, and be around one block or around blocks that all have prompts"
+            )
         return getattr(x, RECORD)
 
 
