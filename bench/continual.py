@@ -66,8 +66,8 @@ def page() -> str:
             "",
             f"## {folder.name}",
             "",
-            f"{first['data']['source']}: {first['data']['train']:,} training and {first['data']['test']:,} test samples "
-            f"of {len(first['data']['classes'])} classes, {config['tasks']} tasks, batches of {config['batch_size']}; "
+            f"{first['data']['source']}: {first['data']['train']:,} training and {first['data']['test']:,} test "
+            f"samples of {len(first['data']['classes'])} classes, batches of {config['batch_size']}; "
             f"{machine['system']}, {machine['threads']} threads, torch {first['versions']['torch']}.",
             "",
             compare.as_text(compare.summarise(plain), markdown=True),

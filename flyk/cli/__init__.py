@@ -39,7 +39,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo(f"flyk {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from None
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, FileNotFoundError, ModuleNotFoundError) as error:
             typer.echo(f"flyk {ctx.invoked_subcommand}: {error}", err=True)
             raise typer.Exit(2) from None
 

@@ -53,7 +53,7 @@ def ablate(
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs; see `run`.")] = Path("runs"),
 ) -> None:
-    """Play FlyPrompt whole and in parts: components, averages, aggregations, masks, warm start, routers, M and ridge."""
+    """Play FlyPrompt whole and in parts: components, averages, aggregations, masks, routers, expansion and ridge."""
     from flyk.continual import ablate as ablation
     from flyk.continual.config import load_config
 

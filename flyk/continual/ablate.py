@@ -16,7 +16,7 @@ from flyk.continual.config import load_config, make_config
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
-from flyk.continual.routers import ROUTERS, make_router
+from flyk.continual.routers import ROUTERS, Router, make_router
 from flyk.continual.run import run
 from flyk.nn import REAR
 from flyk.ops import project, ridge_solve
@@ -47,31 +47,40 @@ class Ablated(FlyPrompt):
     """
 
     def __init__(self, setting: Setting, *, routers: bool = False, **options: Any):
-        super().__init__(setting, **options | {"decays": DECAYS})
-        self.others = nn.ModuleDict()
-        count, d = self.heads.num_experts, setting.num_features
-        if routers and isinstance(self.router, REAR) and count > 1:
-            shape = {"ridge": self.router.ridge, "seed": setting.seed}
+        options = options | {"decays": DECAYS}
+        super().__init__(setting, **options)
+        self.sweep = routers and isinstance(self.router, REAR) and self.heads.num_experts > 1
+        self.others: dict[str, REAR | Router] = {}
+        if self.sweep:
             with torch.random.fork_rng(devices=[]):  # so that the rest starts as in the method itself
-                named = {f"router {kind}": make_router(kind, d, count) for kind in ROUTERS}
-            M = self.router.expansion
-            named["router ridge, sparse signs"] = make_router("ridge", d, count, expansion=M, sparse=16, **shape)
-            named["router ridge, winners"] = make_router("ridge", d, count, expansion=M, winners=M // 20, **shape)
-            for size in EXPANSIONS:
-                if size != M:
-                    scaled = shape | {"ridge": self.router.ridge * size / M}  # the same share of an expanded row
-                    named[f"expansion {size}"] = make_router("ridge", d, count, expansion=size, **scaled)
-            self.others.update({name.replace(".", "_"): router for name, router in named.items()})
-        self.sweep = routers and isinstance(self.router, REAR) and count > 1
+                self.others = self._make_others()
+        self._kept = nn.ModuleList(self.others.values())  # so that the state has them
+
+    def _make_others(self) -> dict[str, REAR | Router]:
+        router, count, d = self.router, self.heads.num_experts, self.setting.num_features
+        assert isinstance(router, REAR)
+
+        def rear(expansion: int, **shape: Any) -> REAR | Router:
+            shape["ridge"] = router.ridge * expansion / router.expansion  # the same share of an expanded row
+            return make_router("ridge", d, count, expansion=expansion, seed=self.setting.seed, **shape)
+
+        M = router.expansion
+        others = {f"router {kind}": make_router(kind, d, count) for kind in ROUTERS}
+        others |= {
+            "router ridge, sparse signs": rear(M, sparse=min(16, d)),
+            "router ridge, winners": rear(M, winners=max(1, M // 20)),
+        }
+        return others | {f"expansion {size}": rear(size) for size in EXPANSIONS if size != M}
 
     def observe(self, batch: Batch) -> None:
         super().observe(batch)
         for router in self.others.values():
-            router.update(batch.features, self.heads.current)
+            router.update(batch.features, self.expert or 0)
 
     @torch.no_grad()
     def predict(self, batch: Batch, seen: Tensor, home: Tensor | None = None) -> Prediction:
-        routes = {"": self.route(batch)} | {name: router.route(batch.features) for name, router in self.others.items()}
+        routes = {"": self.route(batch)}
+        routes |= {name: router.route(batch.features) for name, router in self.others.items()}
         if self.sweep:
             routes |= self._ridges(batch)
         if home is not None:

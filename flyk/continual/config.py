@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from flyk.continual.batch import AUGMENTATIONS
 from flyk._packages import need
+from flyk.continual.batch import AUGMENTATIONS
 from flyk.continual.methods import METHODS, check_options
 
 BACKBONES = ("vit-s", "efficientnet", "minilm", "none")
@@ -94,8 +94,9 @@ class Config:
         optional = {one.name for one in fields(self) if one.default is None}
         for name, low in WHOLE.items():
             value = getattr(self, name)
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            if not ((value is None and name in optional) or (whole and value >= low)):
+            if value is None and name in optional:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:

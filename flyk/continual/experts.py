@@ -12,6 +12,8 @@ class BySamples(nn.Module):
     The budget is checked between batches, so an expert may see up to a batch more.
     """
 
+    spent: Tensor
+
     def __init__(self, budget: int):
         super().__init__()
         if budget < 1:

@@ -100,12 +100,12 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
         key = f"{texts.checksum(rows)} {backbone.checksum()}"
 
         def batch(part: Indices) -> torch.Tensor:
-            return backbone.features([texts.texts[i] for i in part.tolist()])
+            return backbone.features([str(texts.texts[i]) for i in part.tolist()])
 
         features = _features(key, rows, batch, backbone.num_features, progress)
         halves.append(Part(torch.from_numpy(texts.labels[rows]), torch.from_numpy(features)[None]))
     domains = None if texts.domains is None else texts.domains[chosen[0]]
-    return Material(f"{texts.source} through {backbone.name}", texts.names, *halves, domains)
+    return Material(f"{texts.source} through {backbone.name}", texts.names, halves[0], halves[1], domains)
 
 
 def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) -> Material:
@@ -121,11 +121,14 @@ def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) 
         for view in range(views):
             key = f"{images.checksum(rows)} {backbone.checksum()} {config.resolution} view {view}"
 
-            def batch(part: Indices, flipped: bool = view == 1, inputs: Any = inputs) -> torch.Tensor:
-                made = inputs(torch.from_numpy(part))
-                return backbone.embed(made.flip(-1) if flipped else made)
+            def plain(part: Indices, make: Any = inputs) -> torch.Tensor:
+                return backbone.embed(make(torch.from_numpy(part)))
 
-            features.append(_features(key, np.arange(len(rows)), batch, backbone.num_features, progress))
+            def mirrored(part: Indices, make: Any = inputs) -> torch.Tensor:
+                return backbone.embed(make(torch.from_numpy(part)).flip(-1))
+
+            make = mirrored if view else plain
+            features.append(_features(key, np.arange(len(rows)), make, backbone.num_features, progress))
         labels = torch.from_numpy(images.labels[rows])
         halves.append(Part(labels, torch.from_numpy(np.stack(features)), inputs, backbone.embed))
     source = f"{images.source} through {backbone.name} at {config.resolution} px"
@@ -146,7 +149,7 @@ def _features(
 
     def make() -> NDArray[np.float32]:
         out = np.empty((len(rows), width), dtype=np.float32)
-        for start in tqdm(range(0, len(rows), BATCH), "features", disable=not progress, leave=False):
+        for start in tqdm(range(0, len(rows), BATCH), "features", disable=None if progress else True, leave=False):
             out[start : start + BATCH] = batch(rows[start : start + BATCH]).numpy()
         return out
 

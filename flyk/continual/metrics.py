@@ -95,10 +95,10 @@ def measures(
         history: (E, C), one row for each test.
         at_interval, at_task_end: why each test was made.
     """
-    ends = np.flatnonzero(at_task_end)
+    ends = np.flatnonzero(at_task_end).tolist()
     task_ends = [accuracies[i] for i in ends]
     return {
-        "a_auc": a_auc([accuracies[i] for i in np.flatnonzero(at_interval)]),
+        "a_auc": a_auc([a for a, at in zip(accuracies, at_interval, strict=True) if at]),
         "a_avg": a_avg(task_ends),
         "a_last": a_last(task_ends),
         "forgetting": forgetting(history[ends]),

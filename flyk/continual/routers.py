@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flyk.continual.memory import Memory
 from flyk.continual.rivals import NearestClassMean
 from flyk.nn import REAR
 
@@ -42,6 +45,10 @@ class NaiveBayes(Router):
     A share `smoothing` of the largest variance is added to all, as in scikit-learn's GaussianNB.
     """
 
+    counts: Tensor
+    sums: Tensor
+    squares: Tensor
+
     def __init__(self, in_features: int, num_experts: int, smoothing: float = 1e-3):
         super().__init__()
         self.smoothing = smoothing
@@ -73,6 +80,9 @@ class KMeans(Router):
     1967).
     """
 
+    counts: Tensor
+    means: Tensor
+
     def __init__(self, in_features: int, num_experts: int, clusters: int = 5):
         super().__init__()
         self.register_buffer("counts", torch.zeros(num_experts, clusters, dtype=torch.float64))
@@ -96,6 +106,8 @@ class KMeans(Router):
 class MLP(Router):
     """One hidden layer trained by one step of Adam a batch on the experts' ids; it forgets as any network does."""
 
+    seen: Tensor
+
     def __init__(self, in_features: int, num_experts: int, hidden: int = 256, learning_rate: float = 1e-3):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(in_features, hidden), nn.ReLU(), nn.Linear(hidden, num_experts))
@@ -115,10 +127,10 @@ class MLP(Router):
     def _scores(self, h: Tensor) -> Tensor:
         return self.net(h.float()).masked_fill(~self.seen, -torch.inf)
 
-    def get_extra_state(self):
+    def get_extra_state(self) -> dict[str, Any]:
         return self.optimizer.state_dict()
 
-    def set_extra_state(self, state) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         self.optimizer.load_state_dict(state)
 
 
@@ -128,24 +140,17 @@ class KNN(Router):
     def __init__(self, in_features: int, num_experts: int, neighbours: int = 5):
         super().__init__()
         self.num_experts, self.neighbours = num_experts, neighbours
-        self.register_buffer("rows", torch.zeros(0, in_features))
-        self.register_buffer("experts", torch.zeros(0, dtype=torch.int64))
+        self.memory = Memory(in_features)
 
     def update(self, h: Tensor, expert: int) -> None:
-        self.rows = torch.cat([self.rows, F.normalize(h.float(), dim=1)])
-        self.experts = torch.cat([self.experts, torch.full((len(h),), expert)])
+        self.memory.add(F.normalize(h.float(), dim=1), torch.full((len(h),), expert))
 
     def route(self, h: Tensor) -> Tensor:
-        near = (F.normalize(h.float(), dim=1) @ self.rows.T).topk(min(self.neighbours, len(self.rows)), dim=1)
+        rows, experts = self.memory.rows, self.memory.labels
+        near = (F.normalize(h.float(), dim=1) @ rows.T).topk(min(self.neighbours, len(rows)), dim=1)
         # the cosine breaks ties: a vote weighs 1 and a little of it
         votes = torch.zeros(len(h), self.num_experts)
-        return votes.scatter_add_(1, self.experts[near.indices], 1 + 1e-3 * near.values).argmax(1)
-
-    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
-        for name in ("rows", "experts"):  # they grow, so what is loaded has its own number of rows
-            if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        return votes.scatter_add_(1, experts[near.indices], 1 + 1e-3 * near.values).argmax(1)
 
 
 ROUTERS = {"prototype": Prototype, "naive-bayes": NaiveBayes, "k-means": KMeans, "mlp": MLP, "k-nn": KNN}
@@ -172,8 +177,8 @@ def make_router(
         ValueError: the kind is unknown.
     """
     if kind == "ridge":
-        matrix = {"kind": "gaussian"} if sparse is None else {"kind": "sparse_sign", "nnz": sparse}
-        return REAR(in_features, num_experts, expansion, ridge=ridge, k=winners, seed=seed, **matrix)
+        matrix = "gaussian" if sparse is None else "sparse_sign"
+        return REAR(in_features, num_experts, expansion, ridge=ridge, kind=matrix, nnz=sparse, k=winners, seed=seed)
     if kind not in ROUTERS:
         raise ValueError(f"router must be one of {', '.join(('ridge', *ROUTERS))}, got {kind!r}")
     return ROUTERS[kind](in_features, num_experts)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -41,8 +42,8 @@ class Record:
     Attributes:
         tests: of each test: `samples` seen, `task`, why it was made (`at_interval`, `at_task_end`), number of classes
             `exposed`, `accuracy` on them, `classes`, the accuracy of each (None where it is not exposed), `routing`
-            where the method routes, under `also` further accuracies, and where it has several heads `heads`, the accuracy of
-            each alone, and `agreement`, how often each later one says what the first says.
+            where the method routes, under `also` further accuracies, and where it has several heads `heads`, the
+            accuracy of each alone, and `agreement`, how often each later one says what the first says.
         counts: (E, C) training samples of each class that each expert saw; of each task where there are no experts.
         seconds: of training and of testing.
     """
@@ -59,7 +60,7 @@ class Record:
         self.counts[expert] = [a + b for a, b in zip(self.counts[expert], new, strict=True)]
 
     def measures(self) -> dict[str, Any]:
-        """A_auc and its kin; routing and oracle accuracy at the end; under `also` A_auc and A_last of each reading."""
+        """A_auc and its kin; routing and oracle accuracy at the end; under `also` those of each further reading."""
         history = np.array([test["classes"] for test in self.tests], dtype=np.float64)
         why = ([test[key] for test in self.tests] for key in ("at_interval", "at_task_end"))
         out = metrics.measures([test["accuracy"] for test in self.tests], history, *why)
@@ -173,7 +174,7 @@ def _play(config: Config, stream: Stream, material: Material, method: Method, fo
     draws = torch.Generator().manual_seed(config.seed)
     record, first = _resume(folder, method, draws)
     batches = list(_steps(stream, config))
-    for step in tqdm(range(first, len(batches)), config.method, len(batches), initial=first, disable=not progress):
+    for step in tqdm(range(first, len(batches)), config.method, len(batches), initial=first, disable=None if progress else True):
         task, rows, samples, begins, ends, interval = batches[step]
         start = time.perf_counter()
         if begins:
@@ -186,7 +187,7 @@ def _play(config: Config, stream: Stream, material: Material, method: Method, fo
             start = time.perf_counter()
             why = {"samples": samples, "task": task, "at_interval": interval, "at_task_end": ends}
             last = step + 1 == len(batches)
-            record.tests.append(why | test(method, material, np.array(record.counts), oracle=last))
+            record.tests.append(why | evaluate(method, material, np.array(record.counts), last))
             record.seconds["testing"] += time.perf_counter() - start
             _save(folder, step + 1, record, method, draws)
     return record
@@ -203,14 +204,14 @@ def _steps(stream: Stream, config: Config) -> Iterator[tuple[int, Any, int, bool
         yield task, rows, seen, begins, ends, seen // config.eval_every > before // config.eval_every
 
 
-def test(method: Method, material: Material, counts: np.ndarray, *, oracle: bool = False) -> dict[str, Any]:
+def evaluate(method: Method, material: Material, counts: NDArray[np.int64], oracle: bool) -> dict[str, Any]:
     """Accuracies on the test samples of the classes seen so far.
 
     Args:
         counts: (E, C), see Record.
         oracle: also the accuracy under a perfect router, where the method routes.
     """
-    exposed = counts.any(axis=0)
+    exposed: NDArray[np.bool_] = counts.sum(axis=0) > 0
     part, home = material.test, metrics.home_experts(counts)
     rows = torch.from_numpy(np.flatnonzero(exposed[part.labels.numpy()]))
     predictions, seen = [], torch.from_numpy(exposed)
@@ -251,9 +252,8 @@ def _claim(folder: Path, config: Config) -> None:
     there = json.loads(path.read_text())
     for key in mine:
         if mine[key] != there.get(key):
-            raise ValueError(
-                f"out must be the folder of a run of the same settings, and {key} is {there.get(key)!r} there and {mine[key]!r} here"
-            )
+            differs = f"{key} is {there.get(key)!r} there and {mine[key]!r} here"
+            raise ValueError(f"out must be the folder of a run of the same settings, and {differs}")
 
 
 def _save(folder: Path, step: int, record: Record, method: Method, draws: torch.Generator) -> None:

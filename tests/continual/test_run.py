@@ -108,7 +108,7 @@ def test_a_folder_holds_one_run(features, tmp_path):
 
 def test_a_damaged_checkpoint_is_named(features, tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
-    with pytest.raises(ValueError, match="checkpoint.pt can't be read; delete it"):
+    with pytest.raises(ValueError, match=r"checkpoint\.pt can't be read; delete it"):
         run(config("ncm", augment="none"), tmp_path, features)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -70,9 +72,9 @@ class CODAPrompt(PromptedMethod):
         """(layers, components of all tasks so far, width); only the current task's carry a gradient."""
         return torch.cat([*(part.detach() for part in list(parts)[: self.task]), parts[self.task]], dim=1)
 
-    def get_extra_state(self):
+    def get_extra_state(self) -> dict[str, Any]:
         return {"optimizer": super().get_extra_state(), "task": self.task}
 
-    def set_extra_state(self, state) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state["optimizer"])
         self.task = state["task"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,6 +23,8 @@ class DualPrompt(PromptedMethod):
     blocks as many.
     """
 
+    met: Tensor
+
     def __init__(self, setting: Setting, *, general: int = 2, special: int = 3, length: int = 20, pull: float = 1.0):
         super().__init__(setting)
         d, tasks = setting.num_features, setting.num_tasks
@@ -32,8 +36,6 @@ class DualPrompt(PromptedMethod):
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(general + special))))
         self.start_training([self.keys, self.general, *self.special, *self.head.parameters()])
-
-    met: Tensor
 
     def start_task(self, task: int) -> None:
         self.task = task
@@ -54,9 +56,9 @@ class DualPrompt(PromptedMethod):
     def penalty(self) -> Tensor:
         return -self.pull * self._closeness
 
-    def get_extra_state(self):
+    def get_extra_state(self) -> dict[str, Any]:
         return {"optimizer": super().get_extra_state(), "task": self.task}
 
-    def set_extra_state(self, state) -> None:
+    def set_extra_state(self, state: dict[str, Any]) -> None:
         super().set_extra_state(state["optimizer"])
         self.task = state["task"]

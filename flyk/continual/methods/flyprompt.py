@@ -36,8 +36,8 @@ class FlyPrompt(PromptedMethod):
         decays: of the averages; none for the online head alone.
         aggregation: see aggregate.
         warm_start: an expert's prompts start at the mean of the earlier ones (Eq. 5); else where they were drawn.
-        experts: an expert begins with each "task", after `budget` "samples", when the router's scores show a "drift", or
-            there is "one" for all, which needs no router.
+        experts: an expert begins with each "task", after `budget` "samples" or when the router's scores show a
+            "drift"; or there is "one" for all, which needs no router.
         num_experts: at most so many, where the task does not tell; the last goes on once they are used up.
         budget: samples an expert.
         threshold, settle, patience: of the drift; see ByDrift.
@@ -104,8 +104,8 @@ class FlyPrompt(PromptedMethod):
     def observe(self, batch: Batch) -> None:
         self._begin_if_due(batch)
         super().observe(batch)
-        if self.heads.num_experts > 1:
-            self.router.update(batch.features, self.heads.current)
+        if self.heads.num_experts > 1 and self.expert is not None:
+            self.router.update(batch.features, self.expert)
 
     def logits(self, batch: Batch) -> Tensor:
         return self.heads(self.expert_features(batch, self.heads.current))

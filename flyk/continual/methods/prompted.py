@@ -47,8 +47,9 @@ class PromptedMethod(TrainedMethod):
             return self.setting.backbone.prompted(batch.inputs).float()
 
     def _shown(self, prompts: int | Tensor) -> AbstractContextManager[None]:
-        given = isinstance(prompts, Tensor) and prompts.is_floating_point()
-        return self.pool.show(prompts) if given else self.pool.use(prompts)
+        if isinstance(prompts, Tensor) and prompts.is_floating_point():
+            return self.pool.show(prompts)
+        return self.pool.use(prompts)
 
     @contextlib.contextmanager
     def _autocast(self) -> Iterator[None]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flyk.continual.batch import Batch
+from flyk.continual.memory import Memory
 from flyk.continual.methods.base import Method, Prediction, Setting
 from flyk.nn import REAR
 from flyk.ops import project, ridge_solve
@@ -30,9 +32,6 @@ class RanPAC(Method):
         ridges: the grid, rising.
     """
 
-    held: Tensor
-    held_labels: Tensor
-
     def __init__(
         self,
         setting: Setting,
@@ -47,8 +46,7 @@ class RanPAC(Method):
         d, classes = setting.num_features, setting.num_classes
         self.fit = REAR(d, classes, expansion, seed=setting.seed)
         self.rest = REAR(d, classes, expansion, seed=setting.seed)
-        self.register_buffer("held", torch.zeros(0, d))
-        self.register_buffer("held_labels", torch.zeros(0, dtype=torch.int64))
+        self.held = Memory(d)
         self._weight: Tensor | None = None  # of all samples so far
 
     def observe(self, batch: Batch) -> None:
@@ -57,8 +55,7 @@ class RanPAC(Method):
             self.fit.update(batch.features[~held], batch.labels[~held])
         if held.any():
             self.rest.update(batch.features[held], batch.labels[held])
-            self.held = torch.cat([self.held, batch.features[held]])
-            self.held_labels = torch.cat([self.held_labels, batch.labels[held]])
+            self.held.add(batch.features[held], batch.labels[held])
         self._weight = None
 
     def predict(self, batch: Batch, seen: Tensor, home: Tensor | None = None) -> Prediction:
@@ -78,11 +75,11 @@ class RanPAC(Method):
 
     def _choose(self) -> float:
         """The ridge of the best accuracy on the samples held out; the larger one in a tie."""
-        phi, known = self._expand(self.held), self.fit.counts > 0
+        phi, known = self._expand(self.held.rows), self.fit.counts > 0
 
         def accuracy(ridge: float) -> float:
             scores = phi @ ridge_solve(self.fit.G, self.fit.Q, ridge)
-            return (scores.masked_fill(~known, -torch.inf).argmax(1) == self.held_labels).float().mean().item()
+            return (scores.masked_fill(~known, -torch.inf).argmax(1) == self.held.labels).float().mean().item()
 
         if not len(phi):
             return self.ridges[len(self.ridges) // 2]
@@ -91,9 +88,6 @@ class RanPAC(Method):
             log.warning("RanPAC chose the ridge %g at the edge of its grid; a wider grid may do better", best)
         return best
 
-    def _load_from_state_dict(self, state_dict, prefix, *rest) -> None:
-        for name in ("held", "held_labels"):  # they grow, so what is loaded has its own number of rows
-            if prefix + name in state_dict:
-                setattr(self, name, torch.empty_like(state_dict[prefix + name]))
+    def load_state_dict(self, *args: Any, **options: Any) -> Any:
         self._weight = None
-        super()._load_from_state_dict(state_dict, prefix, *rest)
+        return super().load_state_dict(*args, **options)
