@@ -1,41 +1,58 @@
-"""Every run behind docs/results/continual.md, one process each, those that are done left out; then the page itself.
+"""Every run behind docs/results/continual.md, those that are done left out; then the page itself.
 
-    FLYK_DATA=... python bench/continual.py [PREFIX...]
+    FLYK_DATA=... python bench/continual.py
 
-PREFIX is put before each run's command, as in `nice -n 5`. A run that was cut goes on where it was, so the script can
-be stopped and started at will. `--page` makes the page alone.
+A run that was cut goes on where it was, so the script can be stopped and started at will. `--page` makes the page
+alone, of the results that are there.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 from flyk._files import write_whole
 from flyk.continual import ablate, compare
+from flyk.continual.bench import run_config
+from flyk.continual.config import load_config
+from flyk.continual.material import Material, load_material
 
 CONFIGS = Path("examples/continual")
 RUNS = Path("runs")
 RESULTS = Path("docs/results/continual")
 PAGE = Path("docs/results/continual.md")
 SEEDS = (1, 2, 3)
-LAST = ("codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")  # minutes each; the others take seconds
+PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")  # minutes each on images
+ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 
 
-def commands() -> list[list[str]]:
-    """The command of each run, a seed after the other: what is quick, FlyPrompt and its ablation, then its rivals."""
-    out = []
+def runs() -> list[tuple[Path, int, bool]]:
+    """(config, seed, whether it is ablated): what takes seconds first, then FlyPrompt, its ablation, its rivals."""
+    quick, fly, ablation, rivals = [], [], [], []
     for seed in SEEDS:
-        for folder in sorted(path for path in CONFIGS.iterdir() if path.is_dir()):
-            where = ["--seed", str(seed), "--out", str(RUNS / folder.name)]
-            paths = sorted(folder.glob("*.toml"), key=lambda path: (path.stem == "flyprompt", path.stem))
-            out += [["run", str(path), *where] for path in paths if path.stem not in LAST]
-            out += [["ablate", str(path), *where] for path in paths if path.stem == "flyprompt"]
-            out += [["run", str(path), *where] for path in paths if path.stem in LAST]
-    return out
+        for path in sorted(CONFIGS.glob("*/*.toml")):
+            prompted = path.parent == ABLATED.parent and path.stem in PROMPTED
+            (fly if path == ABLATED else rivals if prompted else quick).append((path, seed, False))
+        ablation.append((ABLATED, seed, True))
+    return [*quick, *fly, *ablation, *rivals]
+
+
+def make_all() -> None:
+    """Makes what is not there yet; samples and backbone are shared by the runs that name the same."""
+    materials: dict[tuple, Material] = {}
+    for path, seed, ablated in runs():
+        print(path, seed, "ablation" if ablated else "", flush=True)
+        config = load_config(path, seed=seed)
+        key = (config.data, config.backbone, config.train_per_class, config.test_per_class, config.augment)
+        if key not in materials:
+            materials[key] = load_material(config, progress=True)
+        out = RUNS / path.parent.name
+        if ablated:
+            ablate.ablate(path, out, [seed], material=materials[key])
+        else:
+            run_config(path, out, {"seed": seed}, material=materials[key])
+        keep()
 
 
 def keep() -> None:
@@ -89,12 +106,8 @@ def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
 
 
 def main() -> None:
-    prefix = sys.argv[1:]
-    if prefix != ["--page"]:
-        for command in commands():
-            print(json.dumps(command), flush=True)
-            subprocess.run([*prefix, sys.executable, "-m", "flyk", "continual", *command], check=True)
-            keep()
+    if sys.argv[1:] != ["--page"]:
+        make_all()
     keep()
     with write_whole(PAGE) as part:
         part.write_text(page(), encoding="utf-8")

@@ -174,7 +174,9 @@ def _play(config: Config, stream: Stream, material: Material, method: Method, fo
     draws = torch.Generator().manual_seed(config.seed)
     record, first = _resume(folder, method, draws)
     batches = list(_steps(stream, config))
-    for step in tqdm(range(first, len(batches)), config.method, len(batches), initial=first, disable=None if progress else True):
+    for step in tqdm(
+        range(first, len(batches)), config.method, len(batches), initial=first, disable=None if progress else True
+    ):
         task, rows, samples, begins, ends, interval = batches[step]
         start = time.perf_counter()
         if begins:

@@ -19,7 +19,8 @@ def config(tmp_path_factory):
     path = folder / "heads.toml"
     path.write_text(
         f'method = "flyprompt"\ndata = "{folder / "blobs.npz"}"\nbackbone = "none"\naugment = "none"\ntasks = 2\n'
-        "batch_size = 10\neval_every = 20\nlearning_rate = 0.05\n[options]\nprompt_length = 0\nexpansion = 32\nridge = 1.0\n"
+        "batch_size = 10\neval_every = 20\nlearning_rate = 0.05\n"
+        "[options]\nprompt_length = 0\nexpansion = 32\nridge = 1.0\n"
     )
     return path
 

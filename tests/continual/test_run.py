@@ -1,7 +1,11 @@
 """Runs from end to end: resumed exactly, skipped when done, refused in a folder of other settings, reported whole."""
 
 import json
+import signal
+import subprocess
+import sys
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -80,6 +84,38 @@ def test_a_run_that_was_cut_ends_with_the_same_numbers(method, images, tmp_path,
 def test_every_method_learns_what_it_is_shown_often(method, images, tmp_path):
     result = run(config(method, stream="joint", passes=6, augment="none"), tmp_path, images)
     assert result["measures"]["a_last"] > 0.5
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+sys.path.insert(0, sys.argv[1])
+from flyk.continual import run as runner
+from test_run import blobs, config
+batches = 0
+class Killing(runner.Batch):
+    def __init__(self, part, rows, *augment):
+        global batches
+        batches += bool(augment)
+        if batches == 8:
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().__init__(part, rows, *augment)
+runner.Batch = Killing
+runner.run(config("sequential", augment="none"), Path(sys.argv[2]), blobs())
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="the system has no SIGKILL")
+def test_a_process_that_was_killed_is_resumed(features, tmp_path):
+    here = str(Path(__file__).parent)
+    done = subprocess.run([sys.executable, "-c", KILLED, here, str(tmp_path / "cut")], check=False)
+    assert done.returncode == -signal.SIGKILL
+    log = (tmp_path / "cut" / "log.jsonl").read_text().splitlines()
+    assert 0 < len(log) < 5
+    settings = config("sequential", augment="none")
+    whole = run(settings, tmp_path / "whole", features)
+    assert numbers(run(settings, tmp_path / "cut", features))["tests"] == whole["tests"]
+    assert whole["tests"][: len(log)] == [json.loads(line) for line in log]
 
 
 @pytest.mark.parametrize("change", [{"router": "mlp"}, {"router": "k-nn"}, {"experts": "samples", "budget": 17}])
