@@ -81,6 +81,14 @@ def test_only_adapters_learn() -> None:
         assert torch.equal(value, start[name]) != learns, name
 
 
+def test_no_gradient_to_the_input_through_detached_adapters() -> None:
+    x = torch.randn(3, 16, requires_grad=True)
+    base = net().blocks[0].q_proj
+    layer = trained(apply(nn.Sequential(base), "0", r=4, k=2, detach_input=True))
+    (grad,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(grad, base.weight.sum(0).expand_as(grad))
+
+
 def test_names_whole_by_their_end_and_excluded() -> None:
     assert list(adapters(apply(net(), "blocks.1.q_proj", r=2, k=1))) == ["blocks.1.q_proj"]
     model = apply(net(), ["q_proj", "v_proj"], r=2, k=1, exclude_modules=["blocks.0.v_proj", "1.q_proj"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -272,6 +273,34 @@ def test_trains_and_resumes_in_trainer(tmp_path: Path) -> None:
     for one, other in zip(adapters(whole).values(), adapters(resumed).values(), strict=True):
         torch.testing.assert_close(one.B, other.B)
         torch.testing.assert_close(one.routing_bias, other.routing_bias)
+
+
+def test_trains_in_accelerate_as_in_a_plain_loop() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    rows = torch.arange(96).view(12, 8) % 50
+
+    def run(prepare, backward, accumulate) -> PeftModel:
+        model = tuned().train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        loader = torch.utils.data.DataLoader(rows, batch_size=3)
+        model, optimizer, loader = prepare(model, optimizer, loader)
+        for number, ids in enumerate(loader, 1):
+            with accumulate(model):
+                backward(model(input_ids=ids, labels=ids).loss)
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    update_routing_bias(model)
+        return model
+
+    plain = run(lambda *objects: objects, lambda loss: (loss / 2).backward(), lambda _: contextlib.nullcontext())
+    one = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    same = run(one.prepare, one.backward, one.accumulate)
+    for mine, right in zip(adapters(same).values(), adapters(plain).values(), strict=True):
+        torch.testing.assert_close(mine.B, right.B)
+        assert torch.equal(mine.routing_bias, right.routing_bias)
+        assert mine.routing_bias.any()
 
 
 def test_the_routing_bias_moves_when_asked_alone() -> None:
