@@ -146,6 +146,7 @@ class Fast(nn.Module):
         (net, [], ValueError, "target_modules must name at least one layer, got none"),
         (net, ["nothing"], ValueError, "must name linear layers of the model, got 'nothing'"),
         (net, [3], TypeError, "target_modules must be names of modules, got 3"),
+        (net, None, TypeError, "target_modules must be names of modules, got None"),
         (net, "embed", TypeError, "must name linear layers, got 'embed', of type Embedding"),
         (Fast, "conv", TypeError, "got 'conv', of type Conv2d"),
         (Fast, "out_proj", ValueError, "got 'attention.out_proj': nn.MultiheadAttention reads its weight"),

@@ -85,6 +85,8 @@ class FlyLoraConfig(PeftConfig):
         choice("bias", self.bias, ("none", "all", "flylora_only"))
         for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
             setattr(self, name, _patterns(name, getattr(self, name), as_set=name.endswith("_modules")))
+        if isinstance(self.modules_to_save, str):  # whose letters PEFT would take for names
+            self.modules_to_save = [self.modules_to_save]
         if self.layers_pattern and self.layers_to_transform is None:
             raise ValueError(f"layers_to_transform must be given with layers_pattern {self.layers_pattern!r}, got None")
 

@@ -55,7 +55,7 @@ def test_peft_s_own_tests_pass(tmp_path: Path) -> None:
         vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
     )  # fmt: skip
     LlamaForCausalLM(tiny).save_pretrained(tmp_path / "llama")
-    paths = os.pathsep.join((str(ROOT), str(Path(__file__).parent)))
+    paths = os.pathsep.join((str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     env = os.environ | {"HF_HUB_OFFLINE": "1", "FLYK_TINY_LLAMA": str(tmp_path / "llama"), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", "filterwarnings=", "-p", "flylora_cases"]
     command += ["-p", "no:cacheprovider", "-k", "Fly", f"--junitxml={tmp_path / 'ran.xml'}"]

@@ -234,6 +234,12 @@ def test_more_ranks_than_a_layer_can_use_are_refused_before_memory_is_taken() ->
             get_peft_model(llama(), config(**options))
 
 
+def test_one_module_to_save_is_one_name() -> None:
+    model = tuned(modules_to_save="lm_head")
+    saved = {name.rsplit(".", 2)[0] for name, p in model.named_parameters() if p.requires_grad and "to_save" in name}
+    assert saved == {"base_model.model.lm_head.modules_to_save"}
+
+
 def test_the_routing_is_watched_and_tasks_are_compared() -> None:
     model = tuned()
     with RoutingMonitor(model) as monitor:
