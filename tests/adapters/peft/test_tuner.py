@@ -340,6 +340,7 @@ BAD = {
     "many alternatives": ({"target_modules": "(.|..)" * 30 + "!"}, ValueError, "pattern that cannot take long"),
     "a repetition behind a flag": ({"target_modules": "(?x)(.+) +!"}, ValueError, "pattern that cannot take long"),
     "a repetition within flags": ({"rank_pattern": {"(?x:(.+) +!)": 1}}, ValueError, "that cannot take long"),
+    "stars beside PEFT's own": ({"rank_pattern": {".*.*.*": 1}}, ValueError, "rank_pattern must be a pattern that"),
     "a repetition too large": ({"target_modules": "a{99999999999}"}, ValueError, "target_modules must be names or a"),
     "dropout a bool": ({"dropout": True}, TypeError, "dropout must be a number, got True"),
     "inference_mode": ({"inference_mode": "no"}, TypeError, "inference_mode must be True or False, got 'no'"),
