@@ -25,6 +25,8 @@ EXPECTED = {
     "test_from_pretrained[": "wants the hub",
     "test_from_pretrained_cache_dir[": "wants the hub",
     "test_save_pretrained_with_runtime_config[": "of LoRA's runtime_config alone",
+    "test_save_pretrained_pickle[": "loads a pickle, which flyk does not open",
+    "test_save_pretrained_selected_adapters_pickle[": "the same",
     "test_mixed_adapter_batches_merged_raises[FlyLoRA mixed winners": "merges first, and k < r has nothing to merge",
 }
 LEAST = 500
