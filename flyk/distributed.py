@@ -91,7 +91,8 @@ def conjugate_gradients(
         multiply: this rank's rows of A x, of this rank's rows of x (m, T).
         precondition: about A⁻¹ x, of this rank's rows alone, symmetric and positive definite.
         Q: (m, T), this rank's rows.
-        tolerance: of the residual's norm over Q's, in each column.
+        tolerance: of each column's residual, in the norm that the preconditioner gives, beside Q's in the same: about
+            the relative error of U in the norm of A.
         limit: iterations at most.
 
     Returns:
@@ -102,14 +103,17 @@ def conjugate_gradients(
         return sum_((x * y).sum(0), group)
 
     U, residual, direction = torch.zeros_like(Q), Q.clone(), torch.zeros_like(Q)
-    wanted, before, taken = dots(Q, Q).sqrt(), Q.new_ones(Q.shape[1]), 0
+    first = before = None
+    taken = 0
     while True:
-        left = dots(residual, residual).sqrt()
-        open_ = ~(left <= tolerance * wanted)  # NaN stays open
-        if taken == limit or not open_.any():
-            return U, taken, float(torch.where(wanted > 0, left / wanted, 0).max()) if len(wanted) else 0.0
         z = precondition(residual)
         energy = dots(residual, z)
+        if first is None or before is None:
+            first = before = energy
+        share = torch.where(first == 0, 0, (energy / first).sqrt())
+        open_ = ~(share <= tolerance)  # NaN stays open
+        if taken == limit or not open_.any():
+            return U, taken, float(share.max()) if len(share) else 0.0
         direction = z + torch.where(open_, energy / before, 0) * direction
         product = multiply(direction)
         step = torch.where(open_, energy / dots(direction, product), 0)

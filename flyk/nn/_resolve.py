@@ -15,13 +15,13 @@ TRIAL = 2  # those after which it is asked whether that many will do
 
 
 def resolve(G: Tensor, Q: Tensor, ridge: float, F: Tensor, start: Tensor) -> Tensor | None:
-    """``U = (G + ridge I)⁻¹ Q`` about as exact as by a new factor, unrefined, or None where `LIMIT` iterations won't do.
+    """``U = (G + ridge I)⁻¹ Q`` about as exact as by a new factor without refinement, or None.
 
-    Hestenes and Stiefel's method on each column, preconditioned by ``A₀ = Fᵀ F`` of an earlier, smaller G. Rows that
-    resemble those before leave A₀⁻¹ A near the identity, and a few iterations do. Rows in directions that A₀ had at
-    the ridge alone, as where there were fewer than M, take about one iteration each: after `TRIAL` the residuals tell.
-    An iteration takes 6 M² T operations and reads the lower triangle of G once and that of F twice; of memory it takes
-    a few (M, T).
+    None where `LIMIT` iterations won't do. Hestenes and Stiefel's method on each column, preconditioned by
+    ``A₀ = Fᵀ F`` of an earlier, smaller G. Rows that resemble those before leave A₀⁻¹ A near the identity, and a few
+    iterations do. Rows in directions that A₀ had at the ridge alone, as where there were fewer than M, take about one
+    iteration each: after `TRIAL` the residuals tell. An iteration takes 6 M² T operations and reads the lower triangle
+    of G once and that of F twice; of memory it takes a few (M, T).
 
     Args:
         G, Q: (M, M), whose lower triangle is the truth, and (M, T).

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from flyk import _memory, checkpoint
+from flyk import _memory, distributed
 from flyk.nn import _check
 from flyk.nn._keep_dtype import keep_dtype
+from flyk.nn._stored import Stored
 from flyk.nn.random_projection import RandomProjection
 from flyk.ops import _check as _ops_check
 from flyk.ops import project, winner_take_all
@@ -27,16 +26,13 @@ INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 NONFINITE = ("refuse", "drop", "ignore")
 
 
-class Router(nn.Module):
+class Router(Stored):
     """The common part of REAR's forms; see `flyk.nn.REAR` for the arguments.
 
     A form says in STATISTICS which attributes hold what it has learned, by `_add` how rows come in, by `_fit` how U is
     found, by `_merge` how another's statistics are added.
     """
 
-    # Plain tensors and not buffers: DDP overwrites the buffers of a process with the first one's.
-    STATISTICS: ClassVar[tuple[str, ...]] = ("counts", "dropped")
-    BY_EXPERT: ClassVar[tuple[str, ...]] = ("counts", "dropped")  # those whose last dimension is the experts'
     counts: Tensor
     dropped: Tensor
 
@@ -73,6 +69,7 @@ class Router(nn.Module):
         self.dtype = dtype
         _memory.need("expansion", self.expansion * (in_features if nnz is None else 3 * nnz) * dtype.itemsize)
         self.projection = RandomProjection(in_features, expansion, kind=kind, nnz=nnz, seed=seed).to(dtype)
+        self._reduced = False  # holds the rows of all ranks already
         self.counts = torch.zeros(num_experts, dtype=torch.int64)
         self.dropped = torch.zeros(num_experts, dtype=torch.int64)
 
@@ -164,8 +161,40 @@ class Router(nn.Module):
         other.flush()
         self._widen(other.num_experts)
         self._merge(other)
+        self._reduced |= other._reduced
         self._solved = False
         return self
+
+    @torch.no_grad()
+    def reduce(self, group: Any = None) -> Self:
+        """A router of the rows of all ranks of torch.distributed, the same on each; every rank must call this.
+
+        This router keeps the rows of its own rank alone and goes on learning from them, so that reducing again later
+        counts no row twice. It is one sum for a solution: the lower triangle of G in panels, Q and counts. Ranks may
+        have seen any number of rows, none among them, and of experts. A rank that joins late starts empty, or with
+        what a file held that no other rank has loaded: `merge_`, then `reduce`. Without torch.distributed, or with one
+        rank, it is a copy.
+
+        Raises:
+            ValueError: on every rank, where a rank's router is of another kind, seed, ridge or dtype.
+            RuntimeError: this router is itself the result of a reduction, or one was merged into it.
+        """
+        self.flush()
+        meaning = self._meaning() | {"dtype": str(self.dtype), "reduced": self._reduced}
+        widest = max(distributed.agree(meaning, self.num_experts, group))
+        if self._reduced:
+            raise RuntimeError("reduce needs a router of one rank's rows, got one that holds those of all ranks")
+        with self.counts.device:
+            total = type(self)(**{**self.settings(), "num_experts": widest, "dtype": self.dtype})
+        total.merge_(self)
+        total._sum(group)
+        total._reduced = True
+        return total
+
+    def _sum(self, group: Any) -> None:
+        """Make the statistics those of all ranks."""
+        for name in self.BY_EXPERT:
+            distributed.sum_(getattr(self, name), group)
 
     def add_expert(self) -> int:
         """Make room for one more expert, unseen so far, and return its id."""
@@ -181,47 +210,6 @@ class Router(nn.Module):
             **{"kind": R.kind, "nnz": R.nnz, "seed": int(R.seed), "dtype": str(self.dtype).removeprefix("torch.")},
             **{name: getattr(self, name) for name in names},
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write settings and statistics to one .safetensors file, whole or not at all, with a checksum.
-
-        In place of R stands its seed, and of G the lower triangle alone.
-
-        Raises:
-            OSError: the file cannot be written; an old one is intact.
-            ValueError: `path` does not end with .safetensors.
-        """
-        self.flush()
-        state = {"form": type(self).__name__, "settings": self.settings(), "statistics": self._stored()}
-        checkpoint.save(path, state)
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """The router that `save` stored.
-
-        Raises:
-            ValueError: the file is missing, damaged, of a newer version or of another form.
-        """
-        state = checkpoint.load(path)
-        try:
-            form, settings, statistics = state["form"], dict(state["settings"]), state["statistics"]
-            if form != cls.__name__:
-                raise ValueError(f"it holds a {form}")
-            settings["dtype"] = {"float32": torch.float32, "float64": torch.float64}[settings["dtype"]]
-            settings["num_experts"] = len(statistics["counts"])  # as many as the file has room for
-            router = cls(**settings)
-            router._load_statistics(*router._restored(statistics))
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"path must name a {cls.__name__} that flyk saved, got {path}: {error}") from error
-        return router
-
-    def _stored(self) -> dict[str, Tensor]:
-        """The statistics as a file has them."""
-        return {name: getattr(self, name) for name in self.STATISTICS}
-
-    def _restored(self, statistics: dict[str, Tensor]) -> list[Tensor]:
-        """The statistics in the order of STATISTICS, of what `_stored` made."""
-        return [statistics[name] for name in self.STATISTICS]
 
     def _add(self, rows: Tensor, labels: Tensor) -> None:
         raise NotImplementedError
@@ -295,57 +283,6 @@ class Router(nn.Module):
         _ops_check.same_device(h=h, expert=expert)
         _ops_check.in_range("expert", expert, self.num_experts)
         return expert.reshape(-1).to(torch.int64)
-
-    def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        super()._save_to_state_dict(destination, prefix, keep_vars)
-        self.flush()
-        destination[prefix + "kind"] = torch.tensor(list(json.dumps(self._kind()).encode()), dtype=torch.uint8)
-        destination |= {prefix + name: getattr(self, name) for name in self.STATISTICS}
-
-    def _load_from_state_dict(
-        self,
-        state_dict: dict[str, Any],
-        prefix: str,
-        local_metadata: dict[str, Any],
-        strict: bool,
-        missing_keys: list[str],
-        unexpected_keys: list[str],
-        error_msgs: list[str],
-    ) -> None:
-        super()._load_from_state_dict(
-            state_dict, prefix, local_metadata, strict, missing_keys, unexpected_keys, error_msgs
-        )
-        keys = [prefix + name for name in ("kind", *self.STATISTICS)]
-        unexpected_keys[:] = [key for key in unexpected_keys if key not in keys]
-        missing = [key for key in keys if key not in state_dict]
-        missing_keys += missing
-        try:
-            if not missing:
-                self._check_kind(state_dict[keys[0]])
-                self._load_statistics(*(state_dict[key] for key in keys[1:]))
-                return
-        except (ValueError, TypeError) as error:
-            error_msgs.append(f"{prefix}{error}")
-        if (seed := prefix + "projection.seed") in state_dict:
-            state_dict[seed] = self.projection.seed  # R stays with the statistics that stay
-
-    def _check_kind(self, kind: Tensor) -> None:
-        """A state's expansion is this one's; its seed may be another, for R is made anew."""
-        try:
-            theirs = json.loads(bytes(kind.tolist()))
-            wrong = {name: (mine, theirs[name]) for name, mine in self._kind().items() if theirs[name] != mine}
-        except (ValueError, KeyError, TypeError):
-            raise ValueError("kind must be the JSON that state_dict made, got something else") from None
-        for name, (mine, got) in wrong.items():
-            raise ValueError(f"kind must have {name} {mine!r}, as this router, got {got!r}")
-
-    def _load_statistics(self, *statistics: Tensor) -> None:
-        """Take these, in the order of STATISTICS, in place of what was learned; experts that they lack are unseen.
-
-        Raises:
-            ValueError, TypeError: one does not fit; nothing has changed then.
-        """
-        raise NotImplementedError
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         move = keep_dtype(fn)

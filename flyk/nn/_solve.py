@@ -72,5 +72,6 @@ def _refined(G: Tensor, Q: Tensor, ridge: float, F: Tensor) -> Tensor | None:
 
 
 def _enough(G: Tensor) -> float:
-    """A ridge above what rounding may have left of negative eigenvalues, which is a part of G's trace."""
-    return 16 * torch.finfo(G.dtype).eps * float(G.diagonal().double().sum())
+    """A ridge that does: above the negative eigenvalues that rounding may have left, and refinement converges."""
+    unit = max(16 * torch.finfo(G.dtype).eps, 1e4 * torch.finfo(torch.float64).eps)
+    return unit * float(G.diagonal().double().sum())

@@ -102,7 +102,6 @@ class REAR(Router):
         self.keep_factor = keep_factor
         self._factor: Tensor | None = None  # of G as it was at the last solution or before
         self._warned = False  # that it took float64
-        self._reduced = False  # holds the rows of all ranks already
 
     def _add(self, rows: Tensor, labels: Tensor) -> None:
         while rows.shape[0]:
@@ -155,46 +154,12 @@ class REAR(Router):
         self.ridge = choose(self.G, self.Q, self.counts, ridges)
         return self.ridge
 
-    @torch.no_grad()
-    def reduce(self, group: Any = None) -> Self:
-        """A router of the rows of all ranks of torch.distributed, the same on each; every rank must call this.
-
-        This router keeps the rows of its own rank alone and goes on learning from them, so that reducing again later
-        counts no row twice. One sum for a solution: the lower triangle of G in panels, Q and counts. Ranks may have
-        seen any number of rows, none among them, and experts. A rank that joins late starts empty, or with what a
-        file held that no other rank has loaded: `merge_`, then `reduce`.
-
-        Without torch.distributed, or with one rank, it is a copy.
-
-        Raises:
-            ValueError: on every rank, where a rank's router is of another kind, seed, ridge or dtype.
-            RuntimeError: this router is itself the result of a reduction.
-        """
-        self.flush()
-        meaning = self._meaning() | {"dtype": str(self.dtype), "reduced": self._reduced}
-        widest = max(distributed.agree(meaning, self.num_experts, group))
-        if self._reduced:
-            raise RuntimeError("reduce needs a router of one rank's rows, got one that holds those of all ranks")
-        total = self._like(widest)
-        total._reduced = True
-        total.merge_(self)
-        distributed.sum_lower_(total.G, group)
-        for name in self.BY_EXPERT:
-            distributed.sum_(getattr(total, name), group)
-        return total
-
-    def _like(self, num_experts: int) -> Self:
-        """A router of the same settings that has seen nothing."""
-        how = {**self.settings(), "num_experts": num_experts, "dtype": self.dtype}
-        with self.G.device:
-            return type(self)(**how)
+    def _sum(self, group: Any) -> None:
+        distributed.sum_lower_(self.G, group)
+        super()._sum(group)
 
     def settings(self) -> dict[str, Any]:
         return super().settings() | {"flush_rows": self.flush_rows, "keep_factor": self.keep_factor}
-
-    def _merge(self, other: Any) -> None:
-        super()._merge(other)
-        self._reduced |= other._reduced
 
     def _forget(self) -> None:
         super()._forget()
@@ -206,8 +171,6 @@ class REAR(Router):
     def _restored(self, statistics: dict[str, Tensor]) -> list[Tensor]:
         _ops_check.dtype("G", statistics["G"], (self.dtype,))
         _ops_check.shape("G", statistics["G"], size(self.expansion))
-        if not all(statistics[name].isfinite().all() for name in self.STATISTICS):
-            raise ValueError("its statistics are not finite")
         return super()._restored(statistics | {"G": unpack_(torch.zeros_like(self.G), statistics["G"])})
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
@@ -225,13 +188,8 @@ class REAR(Router):
         for name, tensor in (("counts", counts), ("dropped", dropped)):
             _ops_check.dtype(name, tensor, (torch.int64,))
             _ops_check.shape(name, tensor, Q.shape[1])
-        self._widen(Q.shape[1])
-        for name, theirs in zip(self.STATISTICS, statistics, strict=True):
-            mine = getattr(self, name)
-            mine[..., : theirs.shape[-1]].copy_(theirs)
-            mine[..., theirs.shape[-1] :].zero_()
-        self._filled, self._reduced = 0, False
-        self._forget()
+        self._replace(statistics)
+        self._filled = 0
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

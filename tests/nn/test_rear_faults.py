@@ -96,7 +96,7 @@ def ill(ridge, scale=1.0):
     h = 100 * torch.ones(D, dtype=torch.float64) + scale * h
     module = fed(h, labels, dtype=torch.float32, ridge=ridge)
     module.flush()
-    return module, h, labels
+    return module
 
 
 def exactly(module):
@@ -111,7 +111,7 @@ def off(U, wanted):
 
 
 def test_what_float32_cannot_factor_is_solved_in_float64_with_a_warning():
-    module, h, labels = ill(4.3)
+    module = ill(4.3)
     with pytest.warns(UserWarning, match="ridge is small for statistics in float32") as told:
         U = module.solve()
     assert len(told) == 1
@@ -119,15 +119,15 @@ def test_what_float32_cannot_factor_is_solved_in_float64_with_a_warning():
     assert off(U, exactly(module)) < 1e-5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        module.update(h[:1], labels[:1])
+        module.ridge = 5.0
         module.solve()  # said once
-    module, _, _ = ill(1.0)  # rounding has left G eigenvalues below -1
+    module = ill(1.0)  # rounding has left G eigenvalues below -1
     with pytest.raises(ValueError, match="ridge must make G"):
         module.solve()
 
 
 def test_a_poor_factor_is_refined_to_the_digits_of_a_good_one():
-    module, _, _ = ill(3000.0)
+    module = ill(3000.0)
     F, wanted = _solve.factor(module.G, module.ridge), exactly(module)
     poor = F * 1.1  # as if made in one digit
     assert off(_solve.substitute(poor, module.Q), wanted) > 0.1
