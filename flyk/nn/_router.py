@@ -102,7 +102,6 @@ class Router(Stored):
         self._check_rows(h)
         labels = self._check_labels(h, expert)
         rows, labels = self._finite(_ops_check.rows(h.detach()).to(self.dtype), labels)
-        self.counts.scatter_add_(0, labels, torch.ones_like(labels))
         self._solved = False
         self._add(rows, labels)
 
@@ -212,6 +211,7 @@ class Router(Stored):
         }
 
     def _add(self, rows: Tensor, labels: Tensor) -> None:
+        """Take in rows that were checked, and count each when it is in, should a signal come between."""
         raise NotImplementedError
 
     def _fit(self) -> Tensor:

@@ -50,6 +50,7 @@ class KernelREAR(Router):
 
     def _add(self, rows: Tensor, labels: Tensor) -> None:
         self._waiting.append((rows.clone(), labels.clone()))
+        self.counts.scatter_add_(0, labels, torch.ones_like(labels))
 
     @torch.inference_mode(False)
     def flush(self) -> None:

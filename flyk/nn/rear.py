@@ -109,7 +109,8 @@ class REAR(Router):
             taken = end - self._filled
             self._rows[self._filled : end].copy_(rows[:taken])
             self._labels[self._filled : end].copy_(labels[:taken])
-            self._filled, rows, labels = end, rows[taken:], labels[taken:]
+            self._filled, some, rows, labels = end, labels[:taken], rows[taken:], labels[taken:]
+            self.counts.scatter_add_(0, some, torch.ones_like(some))
             if end == self.flush_rows:
                 self.flush()
 

@@ -89,6 +89,7 @@ class ShardedREAR(Router):
             own = phi[:, self.begin : self.end]
             self.G.addmm_(own.t(), phi)
             add_labels(self.Q, own, ids)
+            self.counts.scatter_add_(0, ids, torch.ones_like(ids))
 
     def _fit(self) -> Tensor:
         Q, own = self.Q.double(), self.G[:, self.begin : self.end]
