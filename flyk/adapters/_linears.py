@@ -48,7 +48,7 @@ def find(model: nn.Module, targets: list[str], excluded: list[str]) -> dict[nn.M
         hit = [target for target in targets if matches(name, target)]
         if not hit or any(matches(name, target) for target in excluded):
             continue
-        _refuse(model, name, module)
+        refuse(model, name, module)
         found.setdefault(module, name)
         for target in hit:
             missing.pop(target, None)
@@ -61,10 +61,12 @@ def find(model: nn.Module, targets: list[str], excluded: list[str]) -> dict[nn.M
     return found
 
 
-def _refuse(model: nn.Module, name: str, module: nn.Module) -> None:
+def refuse(model: nn.Module, name: str, module: nn.Module) -> None:
     """Refuse what cannot be adapted: silently doing nothing would be worse."""
-    if isinstance(module, Adapter):
-        raise ValueError(f"target_modules must name layers without an adapter, got {name!r}, which has one")
+    path = name.split(".")
+    for parts in range(1, len(path) + 1):
+        if isinstance(model.get_submodule(".".join(path[:parts])), Adapter):
+            raise ValueError(f"target_modules must name layers without an adapter, got {name!r}, which has one")
     if not name:
         raise ValueError("model must hold the layers that target_modules names, got such a layer itself")
     if features(module) is None:
@@ -79,6 +81,13 @@ def _refuse(model: nn.Module, name: str, module: nn.Module) -> None:
             f"target_modules must name layers that are called, got {name!r}: nn.TransformerEncoderLayer reads its "
             "weight in evaluation unless torch.backends.mha.set_fastpath_enabled(False) was called"
         )
+
+
+def check_rank(name: str, r: int, inputs: int, outputs: int) -> None:
+    """Refuse ranks beyond use, so that a file from a stranger gets no more memory than the model's own size allows."""
+    most = max(inputs, outputs, 1024)
+    if not 1 <= r <= most:
+        raise ValueError(f"{name} must be from 1 to {most} for {inputs} inputs and {outputs} outputs, got {r}")
 
 
 def replace(model: nn.Module, layers: Mapping[nn.Module, nn.Module]) -> None:

@@ -45,6 +45,7 @@ SETTINGS: dict[str, dict[str, tuple[type, ...]]] = {
         "alpha": (float, int),
         "sparsity": (float, int),
         "temperature": (float, int, type(None)),
+        "learn_temperature": (bool,),
         "seed": (int,),
     },
 }
@@ -143,11 +144,13 @@ def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[s
 def _check_tensors(path: Path, model: nn.Module, layers: dict[str, dict[str, Any]], slices: dict[str, Any]) -> None:
     """The tensors of a file are those that its layers have, of the shapes that the model's own layers ask for.
 
-    A tensor is as large as the file holds, so with its shape right no setting can ask for more memory than that.
+    A tensor is as large as the file holds and A as large as the layer's sizes allow, so with these right no setting can
+    ask for more memory than the file and the model take themselves.
     """
     shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in layers.items():
         inputs, outputs = _sizes(path, model, name)
+        _linears.check_rank(f"rank of {name!r}", entry["r" if entry["form"] == "top-k" else "rank"], inputs, outputs)
         if entry["form"] == "top-k":
             shapes |= {f"{name}.B": (outputs, entry["r"]), f"{name}.routing_bias": (entry["r"],)}
             if not 1 <= entry["nnz"] <= inputs:
@@ -166,11 +169,14 @@ def _check_tensors(path: Path, model: nn.Module, layers: dict[str, dict[str, Any
 
 def _sizes(path: Path, model: nn.Module, name: str) -> tuple[int, int]:
     try:
-        sizes = _linears.features(model.get_submodule(name)) if name else None
+        module = model.get_submodule(name) if name else None
     except AttributeError:
-        sizes = None
-    if sizes is None:
+        module = None
+    sizes = _linears.features(module)
+    if module is None or sizes is None:
         raise ValueError(f"model must have a linear layer {name!r} for {path}, got none of that name")
+    if not isinstance(module, Adapter):
+        _linears.refuse(model, name, module)
     return sizes
 
 

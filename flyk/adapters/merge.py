@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
+from flyk.adapters._outputs import evaluating, outputs, relative_change
 from flyk.adapters.apply import unload
 
 
@@ -24,39 +24,15 @@ def merge(model: nn.Module, *, approximate: bool = False, inputs: Iterable[Any] 
         An output is a tensor, or has one in `logits`, or begins with one.
 
     Raises:
-        ValueError, TypeError: a layer cannot be merged so. The model is then as it was.
+        ValueError, TypeError: a layer cannot be merged so, or the model is PEFT's. The model is then as it was.
     """
-    batches = None if inputs is None else list(inputs)
-    before = None if batches is None else _outputs(model, batches)
+    if hasattr(model, "peft_config"):
+        raise ValueError("model must not be PEFT's, got one with a peft_config: call its merge_and_unload")
+    batches = [] if inputs is None else list(inputs)
     options = {} if not approximate else {"approximate": True}
+    with evaluating(model):
+        before = outputs(model, batches)
     unload(model, lambda layer: layer.merge(**options))
-    if batches is None or before is None:
-        return None
-    pairs = list(zip(_outputs(model, batches), before, strict=True))
-    change = sum(float((after - out).double().square().sum()) for after, out in pairs)
-    size = sum(float(out.double().square().sum()) for _, out in pairs)
-    return (change / size) ** 0.5 if size else 0.0
-
-
-@torch.no_grad()
-def _outputs(model: nn.Module, batches: Sequence[Any]) -> list[Tensor]:
-    training = model.training
-    model.eval()
-    try:
-        return [_output(model, batch) for batch in batches]
-    finally:
-        model.train(training)
-
-
-def _output(model: Callable[..., Any], batch: Any) -> Tensor:
-    out = call(model, batch)
-    if isinstance(out, Tensor):
-        return out
-    return out.logits if hasattr(out, "logits") else out[0]
-
-
-def call(model: Callable[..., Any], batch: Any) -> Any:
-    """The model's result for a batch: a dict of keyword arguments, a tuple of positional ones, or the one argument."""
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, tuple) else model(batch)
+    with evaluating(model):
+        after = outputs(model, batches)
+    return None if inputs is None else relative_change(after, before)

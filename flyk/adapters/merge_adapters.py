@@ -80,9 +80,12 @@ def place(model: nn.Module, layers: Mapping[str, nn.Module]) -> nn.Module:
     targets = {}
     for name, layer in layers.items():
         try:
-            targets[model.get_submodule(name)] = layer
+            target = model.get_submodule(name)
         except AttributeError:
-            raise ValueError(f"model must have a layer {name!r}, got a {type(model).__name__} without one") from None
+            target = None
+        if _linears.features(target) is None or not name:
+            raise ValueError(f"model must have a linear layer {name!r}, got a {type(model).__name__} without one")
+        targets[target] = layer
     _linears.replace(model, targets)
     return model
 

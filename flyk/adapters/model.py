@@ -22,7 +22,7 @@ class FlyLoRAModel(nn.Module):
     Args:
         base_model: any module.
         target_modules: names of linear layers: a whole name, or the end of one after a dot, such as "q_proj".
-        rank, num_experts, sparsity, temperature, alpha: of each layer, see `TaskGatedFlyLoRALinear`.
+        rank, num_experts, sparsity, temperature, learn_temperature, alpha: of each layer, see `TaskGatedFlyLoRALinear`.
         tasks: their names; the first is current at the start.
         seed: of the adapters; each layer's own is made from it and the layer's name.
 
@@ -45,6 +45,7 @@ class FlyLoRAModel(nn.Module):
         tasks: Sequence[str] = ("default",),
         *,
         temperature: float | None = None,
+        learn_temperature: bool = False,
         alpha: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -59,6 +60,7 @@ class FlyLoRAModel(nn.Module):
             "sparsity": sparsity,
             "num_tasks": len(self.tasks),
             "temperature": temperature,
+            "learn_temperature": learn_temperature,
             "alpha": alpha,
         }
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from flyk._packages import need
+from flyk.adapters._outputs import call, evaluating
 from flyk.adapters.apply import adapters
-from flyk.adapters.merge import call
 from flyk.nn import FlyLoRALinear
 from flyk.ops import project_topk
 from flyk.ops.winner_take_all import scatter
@@ -49,6 +50,7 @@ class RoutingMonitor:
 
     def __init__(self, model: nn.Module) -> None:
         self._layers = _top_k(model)
+        self._hooks = ExitStack()
         self.reset()
 
     def reset(self) -> None:
@@ -57,12 +59,12 @@ class RoutingMonitor:
         self.tokens = dict.fromkeys(self._layers, 0)
 
     def __enter__(self) -> RoutingMonitor:
-        self._open = _watching(self._layers, self._count)
-        self._open.__enter__()
+        self._hooks.close()  # of a training that broke off
+        self._hooks.enter_context(_watching(self._layers, self._count))
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._open.__exit__(None, None, None)
+        self._hooks.close()
 
     @torch.no_grad()
     def _count(self, name: str, layer: FlyLoRALinear, x: Tensor) -> None:
@@ -89,10 +91,10 @@ class RoutingMonitor:
 
     def plot(self) -> Any:
         """A matplotlib figure: the usage of each layer's ranks, and k / r as a line."""
-        import matplotlib.pyplot as plt
-
+        matplotlib = need("matplotlib.figure", "pip install matplotlib (it is in the extra flyk[demo])")
         report = self.report()
-        figure, axes = plt.subplots(len(report), 1, squeeze=False, figsize=(7, 0.6 + 1.6 * len(report)))
+        figure = matplotlib.Figure(figsize=(7, 0.6 + 1.6 * len(report)))
+        axes = figure.subplots(len(report), 1, squeeze=False)
         for axis, (name, found) in zip(axes[:, 0], report.items(), strict=True):
             layer = self._layers[name]
             axis.bar(range(layer.r), found["usage"])
@@ -108,6 +110,7 @@ class RoutingMonitor:
 
         It also calls `update_routing_bias` after each optimizer step, as FlyLoRA's balancing asks.
         """
+        need("transformers", "pip install 'flyk[peft]'")
         from flyk.adapters.trainer import RoutingCallback
 
         return RoutingCallback(self, every)
@@ -156,12 +159,8 @@ def task_conflict(model: nn.Module, loaders: Mapping[str, Iterable[Any]]) -> dic
         ValueError: the model has no such layer, or a task no batch.
     """
     layers, tasks = _top_k(model), list(loaders)
-    training = model.training
-    try:
-        model.eval()
+    with evaluating(model):
         sums = [_activations(model, layers, task, loaders[task]) for task in tasks]
-    finally:
-        model.train(training)
     return {name: _conflicts(tasks, torch.stack([each[name] for each in sums])) for name in layers}
 
 

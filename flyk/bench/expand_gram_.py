@@ -141,7 +141,14 @@ SCALING = (
     Curve("m", (500, 1000, 2000, 4000), {"batches": 16, "d": 768}),
     Curve("k", (10, 40, 160, 640), {"batches": 16, "d": 768, "m": 2000}),
 )
+
+
+def winners(share: float) -> Case:
+    """A short stream in which this share of the 10000 entries wins."""
+    return case(8, 64, 10000, k=round(share * 10000))
+
+
 CROSSOVERS = (
-    # The share of winners up to which scattering them beats dense panels.
-    Crossover("scatter_density", (0.02, 0.05, 0.1, 0.2, 0.3), lambda share: case(8, 64, 10000, k=round(share * 10000))),
+    Crossover("scatter_density", (0.005, 0.01, 0.02, 0.05, 0.1), winners),  # then the winners' own panels
+    Crossover("winner_density", (0.05, 0.1, 0.2, 0.35, 0.5), winners),  # then the panels of a GEMM
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json as json_module
 import os
 import time
 from collections.abc import Iterable
@@ -14,8 +13,10 @@ import torch
 import typer
 
 from flyk import backends
+from flyk._files import write_whole
 from flyk.cli import bench_text
 from flyk.cli.check import usable
+from flyk.cli.output import writable, write_json
 
 # Quick or not: at least so many rounds, and so many seconds of them.
 ROUNDS = {True: (5, 0.2), False: (7, 3.0)}
@@ -101,11 +102,11 @@ def run_speed(
         "left_out": [case.name for case in chosen[len(measured) :]],
     }
     typer.echo(bench_text.speed(result))
-    _write_json(result, json)
+    write_json(result, json)
     if plot:
         from flyk.bench._chart import draw
 
-        with _whole(plot) as part:
+        with write_whole(plot) as part:
             draw(result, part)
     return any(case["check"] == "red" for case in measured)
 
@@ -122,7 +123,7 @@ def run_scaling(operators: list[str], quick: bool, json: Path | None, plot: Path
     ]
     result = about | {"curves": curves}
     typer.echo(bench_text.scaling(result))
-    _write_json(result, json)
+    write_json(result, json)
     if plot:
         draw(result, plot)
     return any(point["fault"] for curve in curves for point in curve["points"])
@@ -134,7 +135,7 @@ def run_memory(operators: list[str], quick: bool, json: Path | None, plot: Path 
 
     result = _about(quick) | {"peaks": measured(operators, quick=quick), "activations": activations()}
     typer.echo(bench_text.memory(result))
-    _write_json(result, json)
+    write_json(result, json)
     return False
 
 
@@ -151,7 +152,7 @@ def run_tune(operators: list[str], quick: bool, json: Path | None, plot: Path | 
         raise ValueError(f"--json must name a file to write to, for {path} can't be written, got None")
     found = [find(crossover) for crossover in _progress(chosen(operators), unit="crossover")]
     typer.echo(bench_text.crossovers(about | {"crossovers": found}))
-    with _whole(path) as part:
+    with write_whole(path) as part:
         if path.exists():
             part.write_text(path.read_text())
         write(found, part)
@@ -170,25 +171,3 @@ def _progress(items: Iterable[Any], unit: str) -> Iterable[Any]:
     from tqdm import tqdm
 
     return tqdm(items, disable=None, leave=False, unit=unit)
-
-
-def writable(option: str, path: Path | None, *suffixes: str) -> None:
-    """Refuse a file that could not be written at the end, before the run."""
-    if path is None:
-        return
-    if path.suffix not in suffixes:
-        raise ValueError(f"{option} must end in {' or '.join(suffixes)}, got {path}")
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ValueError(f"{option} must be a file in a folder that exists and can be written to, got {path}")
-
-
-def _write_json(result: dict[str, Any], path: Path | None) -> None:
-    if path:
-        with _whole(path) as part:
-            part.write_text(json_module.dumps(result, indent=1) + "\n")
-
-
-def _whole(path: Path) -> Any:
-    from flyk._files import write_whole
-
-    return write_whole(path)

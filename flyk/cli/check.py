@@ -1,14 +1,19 @@
-"""flyk check: every operator on the backend that serves it, against the plain reference in float64."""
+"""flyk check: every operator on the backend that serves it, against the plain reference in float64; or the theory."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import dataclasses
+from pathlib import Path
+from typing import Annotated, Any
 
 import torch
 import typer
 from tqdm import tqdm
 
 from flyk.check import SUBJECTS, Result, cases_of, check_case, serving
+from flyk.check.theory import STATEMENTS, Measured
+from flyk.cli.columns import columns
+from flyk.cli.output import writable, write_json
 
 
 def check(
@@ -18,31 +23,74 @@ def check(
         typer.Option(help="Operator to check; may be repeated or a list with commas.", show_default="all"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Every seventh case only.")] = False,
+    theory: Annotated[
+        bool, typer.Option("--theory", help="The papers' theorems as numbers instead, on the CPU, in under a minute.")
+    ] = False,
+    json: Annotated[Path | None, typer.Option(help="Write every result to this .json file.")] = None,
 ) -> None:
     """Hold every operator, as it is served here, against the plain reference in float64.
 
-    Prints the largest error of each as a share of what rounding may cost, and exits with 1 if any exceeds it.
+    Prints the largest error of each as a share of what rounding may cost, and exits with 1 if any exceeds it. With
+    --theory it prints for each statement of the papers what it foretells and what flyk gives, and exits with 1 if they
+    differ by more than the tolerance.
     """
     try:
+        writable("--json", json, ".json")
+        if theory and (op or quick or device != "cpu"):
+            raise ValueError("--theory must be given without --op, --quick and --device, got one of them")
         operators, on = chosen(op), usable(device)
     except ValueError as error:
         typer.echo(f"flyk check: {error}", err=True)
         raise typer.Exit(2) from None
+    results, failed = check_theory() if theory else check_operators(operators, on, quick)
+    kind = "numbers" if theory else "cases"
+    typer.echo(f"{len(results)} {kind}, {len(results) - failed} passed, {failed} failed")
+    write_json({kind: results}, json)
+    if failed:
+        raise typer.Exit(1)
+
+
+def check_operators(operators: list[str], device: torch.device, quick: bool) -> tuple[list[dict[str, Any]], int]:
+    """Run the cases and print a table; every result for JSON, and how many failed."""
     cases = [case for operator in operators for case in cases_of(operator, quick=quick)]
     results: list[Result] = []
     try:
         for case in tqdm(cases, disable=None, unit="case", leave=False):
-            results.append(check_case(case, on))
+            results.append(check_case(case, device))
     except KeyboardInterrupt:
         typer.echo(f"flyk check: interrupted after {len(results)} of {len(cases)} cases", err=True)
         raise typer.Exit(130) from None
-    typer.echo(table(results, on.type))
+    typer.echo(table(results, device.type))
     failed = [result for result in results if not result.passed]
     for result in failed:
         typer.echo(f"FAILED {result}")
-    typer.echo(f"{len(results)} cases, {len(results) - len(failed)} passed, {len(failed)} failed")
-    if failed:
-        raise typer.Exit(1)
+    return [_as_json(result) for result in results], len(failed)
+
+
+def _as_json(result: Result) -> dict[str, Any]:
+    share = None if result.fault else result.share  # infinity is not JSON
+    said = {"case": result.case.name, "passed": result.passed, "share": share}
+    return said | {"where": result.where, "fault": result.fault}
+
+
+def check_theory() -> tuple[list[dict[str, Any]], int]:
+    """Measure each statement and print its numbers; every one for JSON, and how many failed."""
+    found: list[dict[str, Any]] = []
+    for statement in STATEMENTS:
+        numbers = list(statement.measure())
+        typer.echo(f"{statement.source}: {statement.text}\n{numbers_table(numbers)}\n")
+        said = {"source": statement.source, "statement": statement.text}
+        found += [said | dataclasses.asdict(number) | {"passed": number.passed} for number in numbers]
+    return found, sum(not one["passed"] for one in found)
+
+
+def numbers_table(numbers: list[Measured]) -> str:
+    rows = [("", "", "expected", "measured", "tolerance", "")]
+    for one in numbers:
+        expected, measured, tolerance = (f"{value:.4g}" for value in (one.expected, one.measured, one.tolerance))
+        verdict = "passed" if one.passed else "FAILED"
+        rows.append((f"  {one.what}", one.relation, expected, measured, tolerance, verdict))
+    return columns(rows, right=(2, 3, 4))
 
 
 def chosen(op: list[str] | None) -> list[str]:

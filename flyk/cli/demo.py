@@ -43,8 +43,8 @@ def demo(
     settings = dict(locals())  # the options are the fields of Settings, but for out
     del settings["out"]
     try:
+        from flyk._charts import need_matplotlib
         from flyk.continual import demo as continual
-        from flyk.continual.charts import need_matplotlib
         from flyk.continual.report import write_report
 
         need_matplotlib()  # said before the work, not after it

@@ -1,34 +1,10 @@
-"""The report's charts as inline SVG: text and axes take the page's colour, lines differ by marker and dash as well."""
+"""The report's charts of a stream."""
 
 from __future__ import annotations
 
-import io
-import re
-from html import escape
 from typing import Any
 
-from flyk.continual.files import need
-
-INK = "#010203"  # stands for the page's text colour until the SVG is inlined
-STYLES = [("#2f81d6", "o", "-"), ("#d9622b", "s", "--"), ("#1a9a74", "^", "-."), ("#b069c2", "D", ":")]
-RC = {
-    "svg.fonttype": "none",
-    "svg.hashsalt": "flyk",
-    "font.size": 11,
-    "font.family": "sans-serif",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.axisbelow": True,
-    "legend.frameon": False,
-    "hatch.linewidth": 0.8,
-} | dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color", "hatch.color"), INK)
-
-
-def need_matplotlib() -> Any:
-    """matplotlib with its figures, or ModuleNotFoundError with the pip command."""
-    matplotlib = need("matplotlib", "pip install matplotlib (it is in the extra flyk[demo])")
-    need("matplotlib.figure", "pip install matplotlib")
-    return matplotlib
+from flyk._charts import INK, STYLES, svg
 
 
 def accuracy_chart(tests: dict[str, Any], ceiling: float) -> str:
@@ -58,7 +34,7 @@ def accuracy_chart(tests: dict[str, Any], ceiling: float) -> str:
         _task_ends(axes, tests)
         axes.set(xlabel="training samples seen", ylabel="accuracy on classes seen, %")
 
-    return _svg(draw, "Accuracy over the stream for each learner", height=6)
+    return svg(draw, "Accuracy over the stream for each learner", height=6)
 
 
 def routing_chart(tests: dict[str, Any], chance: float) -> str:
@@ -80,7 +56,7 @@ def routing_chart(tests: dict[str, Any], chance: float) -> str:
         _task_ends(axes, tests)
         axes.set(xlabel="training samples seen", ylabel="routing accuracy, %")
 
-    return _svg(draw, "Routing accuracy over the stream", height=3.4)
+    return svg(draw, "Routing accuracy over the stream", height=3.4)
 
 
 def stream_chart(stream: list[dict[str, Any]]) -> str:
@@ -110,7 +86,7 @@ def stream_chart(stream: list[dict[str, Any]]) -> str:
         axes.set(xlabel="task", ylabel="training samples")
         axes.xaxis.get_major_locator().set_params(integer=True)
 
-    return _svg(draw, "Samples of each task", height=3.4)
+    return svg(draw, "Samples of each task", height=3.4)
 
 
 def _percent(values: list[float]) -> list[float]:
@@ -121,21 +97,3 @@ def _task_ends(axes: Any, tests: dict[str, Any]) -> None:
     for samples, end in zip(tests["samples"], tests["at_task_end"], strict=True):
         if end:
             axes.axvline(samples, color=INK, alpha=0.25, linewidth=0.8)
-
-
-def _svg(draw: Any, title: str, height: float) -> str:
-    """Draws on fresh axes and returns the <svg> element, as wide as its place."""
-    matplotlib = need_matplotlib()
-    with matplotlib.rc_context(RC):
-        figure = matplotlib.figure.Figure(figsize=(5, height), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes)
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
-        figure.legend(loc="outside lower left", ncols=1, fontsize=10)
-        out = io.StringIO()
-        figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :].replace(INK, "currentColor")
-    text = re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", text, count=1)
-    text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
-    return text.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)

@@ -1,37 +1,15 @@
-"""Files: those that pip packages carry, arrays on disk, the user's cache folder."""
+"""Files: arrays on disk, the user's cache folder; those of packages are found by `flyk._packages`."""
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import os
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def need(module: str, install: str) -> Any:
-    """Imports a module, or raises ModuleNotFoundError that says how to install it."""
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"{module} is needed and not installed: {install}") from error
-
-
-def package_file(package: str, pattern: str, install: str) -> Path:
-    """The first file that matches `pattern` inside an installed package, which is not imported.
-
-    Raises:
-        ModuleNotFoundError: the package or the file is missing; the message ends with `install`.
-    """
-    spec = importlib.util.find_spec(package)
-    folders = list(spec.submodule_search_locations or []) if spec else []
-    files = sorted(path for folder in folders for path in Path(folder).glob(pattern))
-    if not files:
-        raise ModuleNotFoundError(f"{package} is needed and not installed: {install}")
-    return files[0]
+from flyk._packages import need as need
+from flyk._packages import package_file as package_file
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:

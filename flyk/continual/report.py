@@ -1,42 +1,13 @@
-"""One self-contained HTML file, with the same numbers as JSON beside it."""
+"""The report of a stream: one self-contained HTML file, with the same numbers as JSON beside it."""
 
 from __future__ import annotations
 
-import json
-import math
-from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from flyk._files import write_whole
+from flyk._page import finite, percent, table, write_page
 from flyk.continual import charts
-
-STYLE = """
-:root { color-scheme: light dark; --ink: #1b1f24; --soft: #57606a; --line: #d0d7de; --page: #ffffff; --card: #f6f8fa; }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e6edf3; --soft: #9aa4af; --line: #343b44; --page: #0f1419; --card: #182028; }
-}
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 62rem; padding: 1rem; color: var(--ink); background: var(--page);
-  font: 1rem/1.5 system-ui, sans-serif; }
-h1 { font-size: 1.6rem; margin: .5rem 0; } h2 { font-size: 1.2rem; margin: 2rem 0 .5rem; }
-p { max-width: 46rem; } .soft, figcaption { color: var(--soft); font-size: .92rem; }
-.cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem; padding: 0; }
-.cards li { list-style: none; background: var(--card); border: 1px solid var(--line); border-radius: .5rem;
-  padding: .6rem .8rem; }
-.cards b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 1.5rem;
-  align-items: start; }
-.charts figure:first-child { grid-row: span 2; }
-figure { margin: 0; } svg { display: block; width: 100%; height: auto; max-width: 36rem; color: var(--ink); }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0; }
-th, td { padding: .3rem .7rem; border-bottom: 1px solid var(--line); text-align: right; vertical-align: top; }
-td { white-space: nowrap; } th.words, td.words { text-align: left; white-space: normal; }
-th:first-child, td:first-child { padding-left: 0; } thead th { border-bottom-width: 2px; }
-code { overflow-wrap: anywhere; }
-"""
 
 
 def write_report(result: dict[str, Any], folder: Path) -> Path:
@@ -46,55 +17,14 @@ def write_report(result: dict[str, Any], folder: Path) -> Path:
         result: what demo.run returned, and perhaps "command".
         folder: made if it is not there.
     """
-    result = _finite(result)
-    text = json.dumps(result, indent=1, allow_nan=False)
-    page = render(result, text)
-    for name, content in (("report.json", text + "\n"), ("report.html", page)):
-        with write_whole(folder / name) as part:
-            part.write_text(content, encoding="utf-8")
-    return folder / "report.html"
+    result = finite(result)
+    return write_page(result, f"flyk demo: {result['data']['source']}", render(result), folder)
 
 
-def render(result: dict[str, Any], text: str) -> str:
-    """The whole page; `text` is the result as JSON, kept in the page."""
-    body = "\n".join(
-        [_head(result), _charts(result), _results(result), _order(result), _stream(result), _cost(result), _run(result)]
-    )
-    inlined = text.replace("<", "\\u003c")
-    return (
-        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>flyk demo: {escape(result['data']['source'])}</title>\n<style>{STYLE}</style>\n</head>\n"
-        f'<body>\n{body}\n<script type="application/json" id="result">\n{inlined}\n</script>\n</body>\n</html>\n'
-    )
-
-
-def percent(value: float | None, digits: int = 1) -> str:
-    """A fraction as a number of per cent, a dash for None."""
-    return "–" if value is None else f"{100 * value:.{digits}f}".replace("-", "−")
-
-
-def _finite(value: Any) -> Any:
-    """The same with None for NaN and infinities, which JSON lacks."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "", words: Sequence[int] = (0,)) -> str:
-    """An HTML table of escaped text; the columns `words` are set to the left and may wrap."""
-
-    def cells(kind: str, row: Sequence[str]) -> str:
-        return "".join(
-            f"<{kind}{' class=words' if i in words else ''}>{escape(cell)}</{kind}>" for i, cell in enumerate(row)
-        )
-
-    top, lines = cells("th", head), "\n".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
-    title = f'<p class="soft">{escape(caption)}</p>\n' if caption else ""
-    table = f"<table><thead><tr>{top}</tr></thead>\n<tbody>\n{lines}\n</tbody></table>"
-    return f'{title}<div class="scroll" tabindex="0">{table}</div>'
+def render(result: dict[str, Any]) -> list[str]:
+    """The parts of the page, one after the other."""
+    makers = (_head, _charts, _results, _order, _stream, _cost, _run)
+    return [make(result) for make in makers]
 
 
 def _head(result: dict[str, Any]) -> str:
@@ -144,7 +74,7 @@ def _results(result: dict[str, Any]) -> str:
     ]
     ceiling = list(result["final"])[-1]
     rows.append((ceiling, percent(result["final"][ceiling]), "–", "–", "–", "–"))
-    table = _table(
+    measures = table(
         ("", "final", "A_auc", "A_avg", "forgetting", "BWT"),
         rows,
         "Accuracy in %. final: after the whole stream. A_auc: mean of the tests at equal intervals. A_avg: mean of the "
@@ -152,7 +82,7 @@ def _results(result: dict[str, Any]) -> str:
         "BWT: mean change of a class from its first task end to the last.",
     )
     gap = percent(result["gap_to_ceiling"], 2)
-    return f"<h2>Results</h2>\n{table}\n<p>{escape(next(iter(result['final'])))} minus ceiling: {gap} points.</p>"
+    return f"<h2>Results</h2>\n{measures}\n<p>{escape(next(iter(result['final'])))} minus ceiling: {gap} points.</p>"
 
 
 def _order(result: dict[str, Any]) -> str:
@@ -165,7 +95,7 @@ def _order(result: dict[str, Any]) -> str:
     return (
         "<h2>Order does not matter to REAR</h2>\n<p>The same training samples in random order and other batches, shown "
         "to a second REAR. The statistics are sums, so that only float32 rounding differs; the solution shows it "
-        f"enlarged by the condition of G.</p>\n{_table(('stream against shuffled', ''), rows)}"
+        f"enlarged by the condition of G.</p>\n{table(('stream against shuffled', ''), rows)}"
     )
 
 
@@ -183,7 +113,7 @@ def _stream(result: dict[str, Any]) -> str:
     ]
     head = ("task", "disjoint", "blurry at home", "mixed in", "disjoint classes", "blurry classes")
     caption = "Training samples of each task by kind, and the classes whose home the task is."
-    return f"<h2>Tasks</h2>\n{_table(head, rows, caption, words=(0, 4, 5))}"
+    return f"<h2>Tasks</h2>\n{table(head, rows, caption, words=(0, 4, 5))}"
 
 
 def _cost(result: dict[str, Any]) -> str:
@@ -195,8 +125,8 @@ def _cost(result: dict[str, Any]) -> str:
     tests = len(result["tests"]["samples"])
     return (
         "<h2>Seconds</h2>\n"
-        + _table(("learner", "learning", "testing"), rows, f"Learning the whole stream, and {tests} tests.")
-        + _table(("part", "seconds"), whole)
+        + table(("learner", "learning", "testing"), rows, f"Learning the whole stream, and {tests} tests.")
+        + table(("part", "seconds"), whole)
     )
 
 
@@ -217,10 +147,10 @@ def _run(result: dict[str, Any]) -> str:
     ]
     command = f"<p><code>{escape(result['command'])}</code></p>" if "command" in result else ""
     head = ("samples seen", "task", "classes seen", *learners, "routing")
-    every = _table(head, rows, "Accuracy in % on the classes seen so far.")
+    every = table(head, rows, "Accuracy in % on the classes seen so far.")
     return (
         f"<h2>Every test</h2>\n{every}\n"
         f"<h2>This run</h2>\n{command}\n"
-        + _table(("", ""), [(name, str(value)) for name, value in facts.items()])
+        + table(("", ""), [(name, str(value)) for name, value in facts.items()])
         + '<p class="soft">All numbers are in this page as JSON (script element "result") and in report.json.</p>'
     )

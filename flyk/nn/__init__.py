@@ -1,8 +1,10 @@
-"""The layers of flyk: frozen projections, FlyLoRA adapters, the REAR router in its forms, and TE2 heads."""
+"""The layers of flyk: frozen projections, FlyLoRA adapters, REAR in its forms, TE2 heads, prompts and FlyPrompt."""
 
 from flyk.nn.fly_lora import FlyLoRALinear
+from flyk.nn.fly_prompt import FlyPrompt
 from flyk.nn.kernel_rear import KernelREAR
 from flyk.nn.plan_rear import plan_rear
+from flyk.nn.prompt_pool import PromptHandle, PromptPool
 from flyk.nn.random_projection import RandomProjection
 from flyk.nn.rear import REAR
 from flyk.nn.sharded_rear import ShardedREAR
@@ -12,7 +14,10 @@ from flyk.nn.te2 import TE2Head
 __all__ = [
     "REAR",
     "FlyLoRALinear",
+    "FlyPrompt",
     "KernelREAR",
+    "PromptHandle",
+    "PromptPool",
     "RandomProjection",
     "ShardedREAR",
     "TE2Head",

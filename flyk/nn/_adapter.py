@@ -51,16 +51,25 @@ class Adapter(nn.Module):
         self.base = None if base is None else base.requires_grad_(False)
 
     def _adapted(
-        self, x: Tensor, seen: Tensor, B: Tensor, k: int, bias: Tensor | None, selection: str
+        self,
+        x: Tensor,
+        seen: Tensor,
+        B: Tensor,
+        k: int,
+        bias: Tensor | None,
+        selection: str,
+        base_out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """base(x) plus fly_lora's update of `seen`, which is x or what dropout left of it; and the winners."""
-        update = self.projection.values, self.projection.indices, B, k, bias, self.scale, selection
-        linear = self._owned_linear() if seen is x else None
+        A = self.projection
+        update = A.values, A.indices, B, k, bias, self.scale, selection
+        linear = self._owned_linear() if seen is x and base_out is None else None
         if linear is not None:
             out, _, winners = fly_lora_linear(x, linear.weight, linear.bias, *update)
         else:
-            base = None if self.base is None else self.base(x)
-            out, _, winners = fly_lora_with_winners(seen, base, *update)
+            if base_out is None and self.base is not None:
+                base_out = self.base(x)
+            out, _, winners = fly_lora_with_winners(seen, base_out, *update)
         return out, winners
 
     def _owned_linear(self) -> nn.Linear | None:

@@ -14,7 +14,6 @@ from flyk.nn._adapter import Adapter
 from flyk.nn._keep_dtype import keep_dtype
 from flyk.ops._check import SELECTIONS, choice
 from flyk.ops.count_winners_ import count_winners_
-from flyk.ops.fly_lora import fly_lora_with_winners
 
 
 class FlyLoRALinear(Adapter):
@@ -85,13 +84,15 @@ class FlyLoRALinear(Adapter):
         self.register_buffer("routing_bias", torch.zeros(r, dtype=torch.float32, device=self.B.device))
         self.counts = torch.zeros(r, dtype=torch.int64, device=self.B.device)
 
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None, base_out: Tensor | None = None) -> Tensor:
         """base(x) plus the update.
 
         Args:
             x: (..., in_features) in the layer's dtype; under autocast any.
             mask: (...) bool, True where a row is real; the others are left out of the counts. None where all are.
                 It has no part in the output.
+            base_out: (..., out_features), what the base gave where it was called before; the layer's own is not
+                called then.
 
         Returns:
             out: (..., out_features) in x's dtype; under autocast in autocast's.
@@ -100,16 +101,8 @@ class FlyLoRALinear(Adapter):
             ValueError, TypeError: a shape, dtype or device that does not fit.
         """
         _check.features("x", x, self.in_features)
-        out, winners = self._adapted(x, self._seen(x), self.B, self.k, self.routing_bias, self.selection)
-        self._count(winners, mask)
-        return out
-
-    def add(self, x: Tensor, base: Tensor | None, mask: Tensor | None = None) -> Tensor:
-        """`base` (..., out_features), or 0 where None, plus the update of x: forward for a base called before."""
-        A, seen = self.projection, self._seen(x)
-        out, _, winners = fly_lora_with_winners(
-            seen, base, A.values, A.indices, self.B, self.k, self.routing_bias, self.scale, self.selection
-        )
+        how = self.B, self.k, self.routing_bias, self.selection
+        out, winners = self._adapted(x, self._seen(x), *how, base_out=base_out)
         self._count(winners, mask)
         return out
 

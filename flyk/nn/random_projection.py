@@ -118,7 +118,14 @@ class RandomProjection(nn.Module):
         else:
             super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
             self._seed = int(saved)
-            self._build(self.seed.device, self.values.dtype)
+            if self.values.is_meta:
+                self._build(self.seed.device, self.values.dtype)
+                return
+            # In place, for a graph that was captured reads them where they are.
+            made = self._make(0, self.out_features, self.values.device, self.values.dtype)
+            for mine, new in zip((self.values, self.indices), made, strict=True):
+                if mine is not None and new is not None:
+                    mine.copy_(new)
 
     def extra_repr(self) -> str:
         nnz = "" if self.nnz is None else f", nnz={self.nnz}"

@@ -21,7 +21,8 @@ class TaskGatedFlyLoRALinear(Adapter):
     The grouped form of FlyLoRA that popular summaries describe (the paper's is `FlyLoRALinear`): the ranks are split
     over experts as evenly as they go, the first experts taking one more where they do not divide. The weights are the
     softmax of the task's gate, kept to the largest ``max(1, round(num_experts * (1 - sparsity)))`` (ties to the lower
-    expert) and renormalised. They do not depend on the input, so each task merges exactly.
+    expert) and renormalised. They do not depend on the input, so each task merges exactly. Where one expert is kept its
+    weight is 1 whatever the gate, which then learns nothing.
 
     Args:
         in_features, out_features: as of nn.Linear.
@@ -34,12 +35,14 @@ class TaskGatedFlyLoRALinear(Adapter):
         num_tasks: rows of the gate.
         temperature: in training the softmax is a Gumbel-softmax of this temperature, drawn anew in each forward; None
             for a plain one.
+        learn_temperature: True to train the temperature from there on, through its logarithm, so that it stays above 0.
         alpha: the update is scaled by alpha / rank; 2 * rank where None.
         seed: of A and of the gate's start, from 0 to 2^63 - 1.
 
     Attributes:
         B: (out_features, rank) parameter, zero at the start.
         gate: (num_tasks, num_experts) parameter, N(0, 0.01²) at the start.
+        log_temperature: () parameter where it is trained, else None.
         projection: `RandomProjection`, A (rank, in_features); frozen and not saved, only its seed is.
         task: the current task, 0 at the start; see `set_task`. Not saved.
 
@@ -60,6 +63,7 @@ class TaskGatedFlyLoRALinear(Adapter):
         sparsity: float = 0.8,
         num_tasks: int = 1,
         temperature: float | None = None,
+        learn_temperature: bool = False,
         alpha: float | None = None,
         seed: int = 0,
     ) -> None:
@@ -69,16 +73,27 @@ class TaskGatedFlyLoRALinear(Adapter):
         share = 1 - _check.number("sparsity", sparsity, 0, 1)
         if temperature is not None and _check.number("temperature", temperature, 0) == 0:
             raise ValueError(f"temperature must be above 0 or None, got {temperature}")
+        kept = max(1, round(num_experts * share))
+        if learn_temperature and temperature is None:
+            raise ValueError("temperature must be given to be learned, got None")
+        if learn_temperature and kept == 1:
+            raise ValueError(f"sparsity must leave a task two experts for it to learn a temperature, got {sparsity}")
         nnz = max(1, round(_check.integer("in_features", in_features, 1) * share))
         super().__init__(in_features, out_features, rank, nnz=nnz, alpha=alpha, base=base, seed=seed)
-        self.rank, self.num_experts, self.num_tasks, self.temperature = rank, num_experts, num_tasks, temperature
-        self.sparsity = float(sparsity)
-        self.experts_kept = max(1, round(num_experts * share))
+        self.rank, self.num_experts, self.num_tasks, self._temperature = rank, num_experts, num_tasks, temperature
+        self.sparsity, self.experts_kept = float(sparsity), kept
         self.task = 0
         start = torch.randn(num_tasks, num_experts, generator=torch.Generator().manual_seed(seed), device="cpu")
         self.gate = nn.Parameter((0.01 * start).to(self.B))
+        log_temperature = self.B.new_tensor(temperature).log() if learn_temperature else None
+        self.log_temperature = None if log_temperature is None else nn.Parameter(log_temperature)
         expert_of_rank = torch.arange(rank, device=self.B.device) * num_experts // rank
         self.register_buffer("expert_of_rank", expert_of_rank, persistent=False)
+
+    @property
+    def temperature(self) -> float | None:
+        """That of the Gumbel-softmax as it is now."""
+        return self._temperature if self.log_temperature is None else float(self.log_temperature.detach().exp())
 
     def set_task(self, task: int) -> None:
         """Make `task`, from 0 to num_tasks - 1, the one whose gate forward uses."""
@@ -96,8 +111,9 @@ class TaskGatedFlyLoRALinear(Adapter):
 
     def _shares(self, task: int, noisy: bool) -> Tensor:
         gate = self.gate[task].to(accumulator(self.gate.dtype))
-        temperature = self.temperature if noisy else None
-        p = gate.softmax(0) if temperature is None else F.gumbel_softmax(gate, temperature)
+        learned = self.log_temperature
+        temperature: Any = self._temperature if learned is None else learned.to(gate.dtype).exp()
+        p = F.gumbel_softmax(gate, temperature) if noisy and temperature is not None else gate.softmax(0)
         kept, experts = winner_take_all(p, self.experts_kept)
         return scatter(kept / kept.sum(), experts, self.num_experts)
 
@@ -125,6 +141,7 @@ class TaskGatedFlyLoRALinear(Adapter):
             "alpha": self.alpha,
             "sparsity": self.sparsity,
             "temperature": self.temperature,
+            "learn_temperature": self.log_temperature is not None,
             "seed": int(self.projection.seed),
         }
 

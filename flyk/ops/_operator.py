@@ -57,6 +57,7 @@ class Operator:
         self.kernels: dict[str, str] = {}  # dispatch key -> the backend that serves it
         self._written = [i for i, a in enumerate(self._arguments) if a.alias_info is not None and a.alias_info.is_write]
         self._types = [_types(a.type) for a in self._arguments]
+        self._plain: dict[tuple[type, ...], tuple[list[int], list[int]] | None] = {}
         self._kernel: Callable[..., Any]  # the CPU's: the reference until a backend brings one
         self._record: Callable[..., Any] | None = None
         self.register(reference, "CompositeExplicitAutograd")
@@ -86,7 +87,7 @@ class Operator:
         if torch.compiler.is_compiling():
             return self.overload(*args)
         recorded = torch.is_grad_enabled() and torch._C._any_requires_grad(*args)
-        if self._is_plain(args):  # the dispatcher would come to the same kernel, 10 to 40 us later
+        if _DIRECT and self._is_plain(args):  # the dispatcher would come to the same kernel, 10 to 40 us later
             if not recorded:
                 return self._kernel(*args)
             if self._record is not None:
@@ -115,29 +116,44 @@ class Operator:
 
         That is: no mode, transform, tracer, autocast or profiler is on, and each tensor is an ordinary one of the CPU.
         """
-        if len(args) != len(self._types) or torch._C._dispatch_tls_local_include_set() != _NOTHING_ON:
-            return False
-        if torch._C._is_any_autocast_enabled() or torch._C._is_torch_function_mode_enabled():
+        if _switches() != _NOTHING_ON or _autocast() or _function_mode():
             return False
         if torch.autograd.profiler._is_profiler_enabled:
             return False
-        for value, types in zip(args, self._types, strict=True):
-            kind = type(value)
-            if kind not in types:
+        kinds = tuple(map(type, args))
+        try:
+            places = self._plain[kinds]
+        except KeyError:
+            places = self._plain[kinds] = self._places(kinds)
+        if places is None:
+            return False
+        tensors, lists = places
+        for i in tensors:
+            if _keys(args[i]) != _ORDINARY:
                 return False
-            if kind in _TENSORS and torch._C._dispatch_keys(value) != _ORDINARY:
-                return False
-            if kind in _LISTS and not {float}.issuperset(map(type, value)):
-                return False
-        return True
+        return all({float}.issuperset(map(type, args[i])) for i in lists)
+
+    def _places(self, kinds: tuple[type, ...]) -> tuple[list[int], list[int]] | None:
+        """Where tensors and lists stand among arguments of these types; None where the schema has no such types."""
+        if len(kinds) != len(self._types) or any(k not in t for k, t in zip(kinds, self._types, strict=True)):
+            return None
+        return [i for i, k in enumerate(kinds) if k in _TENSORS], [i for i, k in enumerate(kinds) if k in _LISTS]
 
 
 _TENSORS = (Tensor, torch.nn.Parameter)
 _LISTS = (tuple, list)
-# The dispatch keys that are on when nothing is, and those of a tensor on the CPU that has no negation pending.
-_Key = torch._C.DispatchKey
-_NOTHING_ON = torch._C.DispatchKeySet(_Key.BackendSelect) | torch._C.DispatchKeySet(_Key.ADInplaceOrView)
-_ORDINARY = torch._C._dispatch_keys(torch.empty(0, device="cpu"))
+try:
+    # The dispatch keys that are on when nothing is, and those of a tensor on the CPU that has no negation pending.
+    _Key = torch._C.DispatchKey
+    _NOTHING_ON = torch._C.DispatchKeySet(_Key.BackendSelect) | torch._C.DispatchKeySet(_Key.ADInplaceOrView)
+    _keys = torch._C._dispatch_keys
+    _ORDINARY = _keys(torch.empty(0, device="cpu"))
+    _switches = torch._C._dispatch_tls_local_include_set
+    _autocast = torch._C._is_any_autocast_enabled
+    _function_mode = torch._C._is_torch_function_mode_enabled
+    _DIRECT = hasattr(torch.autograd.profiler, "_is_profiler_enabled")
+except AttributeError:  # torch's own names, which a release may drop: every call then goes to the dispatcher
+    _DIRECT = False
 
 
 def _types(of: Any) -> tuple[type, ...]:

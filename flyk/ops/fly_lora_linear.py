@@ -12,6 +12,7 @@ from flyk.ops._operator import Operator
 from flyk.ops.fly_lora import BACKWARD, IN_PLACE
 from flyk.ops.fly_lora import check as check_fly_lora
 from flyk.ops.fly_lora import fake as fake_fly_lora
+from flyk.ops.project import check_values as check_values_project
 
 
 def fly_lora_linear(
@@ -68,6 +69,12 @@ def check(
             raise ValueError(f"{name} must be frozen, got a tensor that requires grad")
 
 
+def check_values(
+    x: Tensor, weight: Tensor, linear_bias: Tensor | None, values: Tensor, indices: Tensor | None, *_: object
+) -> None:
+    check_values_project(x, values, indices)
+
+
 def reference(x: Tensor, weight: Tensor, linear_bias: Tensor | None, *update: Any) -> tuple[Tensor, Tensor, Tensor]:
     out = F.linear(x, weight, linear_bias)
     return out, *IN_PLACE(x, out, *update)
@@ -103,6 +110,7 @@ OPERATOR = Operator(
     "Tensor? bias, float scale, str selection) -> (Tensor, Tensor, Tensor)",
     reference=reference,
     check=check,
+    check_values=check_values,
     fake=fake,
     setup_context=setup_context,
     backward=backward,

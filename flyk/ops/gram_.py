@@ -9,7 +9,9 @@ from flyk.ops import _check
 from flyk.ops._operator import Operator
 from flyk.ops.project import rounded, split
 
-PANEL = 1024  # rows of G updated by one product: large enough for GEMM, small enough to skip most of the upper half
+# Rows of G are updated by one product: at most so many, and no more than an eighth of them in whole vectors. Large
+# enough for GEMM, small enough to skip most of the upper half.
+PANEL = 1024
 
 
 def gram_(G: Tensor, Q: Tensor, phi: Tensor, labels: Tensor, *, precision: str = "float32") -> None:
@@ -76,8 +78,10 @@ def add_labels(Q: Tensor, phi: Tensor, labels: Tensor) -> None:
 
 
 def _add_lower(G: Tensor, left: Tensor, right: Tensor) -> None:
-    for begin in range(0, G.shape[0], PANEL):
-        end = min(begin + PANEL, G.shape[0])
+    m = G.shape[0]
+    panel = min(PANEL, max(256, 64 * (m // 512 + 1)))
+    for begin in range(0, m, panel):
+        end = min(begin + panel, m)
         G[begin:end, :end].addmm_(left[:, begin:end].t(), right[:, :end])
 
 

@@ -59,7 +59,7 @@ def reference(
 ) -> Tensor:
     acc = _check.accumulator(x.dtype)
     y = _product(x.to(acc), values.to(acc), indices, precision)
-    return (y.relu() if activation == "relu" else y).to(x.dtype)
+    return (y.relu_() if activation == "relu" else y).to(x.dtype)  # y is fresh
 
 
 def _product(x: Tensor, values: Tensor, indices: Tensor | None, precision: str) -> Tensor:

@@ -15,6 +15,8 @@ import json
 from importlib import resources
 from typing import Any
 
+import torch
+
 SMALL = "small"
 GPUS = ("sm_80", "sm_90", "sm_100", "gfx942", SMALL)
 
@@ -35,3 +37,16 @@ def configuration(architecture: str, kernel: str, size: int) -> dict[str, int]:
     rows = load(architecture)[kernel]
     fitting = next(row for row in rows if size <= row.get("up_to", size))
     return {name: value for name, value in fitting.items() if name != "up_to"}
+
+
+@functools.cache
+def gpu(index: int) -> str:
+    """The one of GPUS whose file serves the GPU of that index."""
+    if torch.version.hip:
+        name = torch.cuda.get_device_properties(index).gcnArchName.split(":")[0]
+    else:
+        major, _ = torch.cuda.get_device_capability(index)
+        name = f"sm_{major}0"
+        if torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor < 160 * 1024:
+            name = SMALL  # the consumer's parts of a generation have the compute capability, not the memory
+    return name if name in GPUS else SMALL

@@ -77,15 +77,29 @@ def test_a_layer_in_two_places(tmp_path: Path) -> None:
 
 def test_tasks_need_a_model_of_the_same_tasks(tmp_path: Path) -> None:
     path = tmp_path / "a.safetensors"
-    model = trained(FlyLoRAModel(net(), ["0"], rank=4, num_experts=2, tasks=["a", "b"], temperature=0.5, seed=3))
+    model = trained(
+        FlyLoRAModel(
+            net(),
+            ["0"],
+            rank=4,
+            num_experts=2,
+            sparsity=0.0,
+            tasks=["a", "b"],
+            temperature=0.5,
+            learn_temperature=True,
+            seed=3,
+        )
+    )
+    model.base_model[0].log_temperature.data += 1.0
     save_adapter(model, path)
     again = load_adapter(FlyLoRAModel(net(), ["0"], tasks=["a", "b"]), path)
     for task in ("a", "b"):
         model.set_task(task)
         again.set_task(task)
         assert torch.equal(again.eval()(X), model.eval()(X))
-    assert again.base_model[0].temperature == 0.5
+    assert again.base_model[0].temperature == pytest.approx(0.5 * 2.718281828)
     assert again.base_model[0].gate.requires_grad
+    assert again.base_model[0].log_temperature.requires_grad
     for other in (net(), FlyLoRAModel(net(), ["0"], tasks=["b", "a"])):
         with pytest.raises(ValueError, match=r"model must be the FlyLoRAModel of tasks \['a', 'b'\]"):
             load_adapter(other, path)
@@ -116,7 +130,8 @@ BAD = {
     "r a string": (setting(r="8"), {}, "known settings"),
     "r a bool": (setting(r=True), {}, "known settings"),
     "r another": (setting(r=8), {}, r"0.B must have shape \(8, 8\).*got \(8, 4\)"),
-    "r huge": (setting(r=10**15), {}, "0.B must have shape"),
+    "r huge": (setting(r=10**15), {}, "rank of '0' must be from 1 to 1024 for 6 inputs and 8 outputs"),
+    "r huge in the file too": (setting(r=2000), {"0.B": torch.zeros(8, 2000)}, "rank of '0' must be from 1 to 1024"),
     "k negative": (setting(k=-1), {}, "k must be from 1 to 4, got -1"),
     "k above r": (setting(k=5), {}, "k must be from 1 to 4, got 5"),
     "nnz huge": (setting(nnz=10**12), {}, "nnz must be from 1 to 6 for '0'"),
@@ -150,6 +165,16 @@ def test_a_file_that_does_not_fit_changes_nothing(saved: Path, case: str) -> Non
         load_adapter(model, altered(saved, change, tensors))
     assert [type(m) for m in model] == [nn.Linear, nn.GELU, nn.Linear]
     assert all(p.requires_grad for p in model.parameters())
+
+
+def test_a_file_cannot_reach_inside_an_adapter_or_past_one(saved: Path) -> None:
+    """Names of a model's parts that no saved adapter has: an adapter's own base, or a weight that its parent reads."""
+    about_inside = altered(saved, lambda a: a.update(layers={"0.base": a["layers"]["0"]}))
+    with pytest.raises(ValueError, match=r"layers without an adapter, got '0\.base', which has one"):
+        load_adapter(apply(net(), "0", r=4, k=2), about_inside)
+    attention = nn.ModuleDict({"a": nn.MultiheadAttention(6, 2)})
+    with pytest.raises(ValueError, match=r"got 'a.out_proj': nn.MultiheadAttention reads its weight"):
+        load_adapter(attention, altered(saved, lambda a: a.update(layers={"a.out_proj": a["layers"]["0"]})))
 
 
 def test_damaged_files(saved: Path, tmp_path: Path) -> None:

@@ -41,6 +41,19 @@ def test_watching_changes_no_result() -> None:
         assert torch.equal(model(x), out)
 
 
+def test_opened_again_counts_once_and_a_measurement_leaves_each_mode() -> None:
+    model, x = net(), torch.randn(20, 16)
+    monitor = RoutingMonitor(model)
+    monitor.__enter__()  # as before a training that broke off
+    model[1].eval()
+    with monitor:
+        model(x)
+    assert monitor.tokens["0"] == 20
+    assert all(not m._forward_pre_hooks for m in model.modules())
+    task_conflict(model, {"a": [x]})
+    assert [m.training for m in model] == [True, False, True]
+
+
 def test_report_by_hand() -> None:
     model = apply(nn.Sequential(nn.Linear(4, 2)), "0", r=4, k=2, nnz=4, selection="signed")
     layer = adapters(model)["0"]

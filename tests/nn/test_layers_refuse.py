@@ -66,6 +66,12 @@ CASES = [
     (lambda: gated(sparsity=1.1), ValueError, r"sparsity must be from 0 to 1, got 1.1"),
     (lambda: gated(temperature=0), ValueError, r"temperature must be above 0 or None, got 0"),
     (lambda: gated(temperature=-1.0), ValueError, r"temperature must be .*, got -1.0"),
+    (lambda: gated(learn_temperature=True), ValueError, r"temperature must be given to be learned, got None"),
+    (
+        lambda: gated(temperature=1, learn_temperature=True),
+        ValueError,
+        r"sparsity must leave .* two experts .* got 0.8",
+    ),
     (lambda: gated(base=nn.Linear(8, 5)), ValueError, r"base must have out_features 4, got 5"),
     (lambda: gated()(F(2, 9)), ValueError, r"x must have 8 features in its last dimension, got shape \(2, 9\)"),
     (lambda: gated().set_task(1), ValueError, r"task must be from 0 to 0, got 1"),

@@ -216,6 +216,26 @@ def test_route_before_any_row_is_refused():
     assert torch.isneginf(router()(stream()[0])).all()
 
 
+def test_routing_is_better_than_chance_and_better_than_without_expansion():
+    """Two experts that no linear router can tell apart: the rows of one lie on a shell inside the other's."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(n):
+        labels = torch.randint(2, (n,), generator=generator)
+        h = torch.randn(n, 8, generator=generator)
+        return h / h.norm(dim=1, keepdim=True) * (1.0 + labels[:, None]), labels
+
+    (h, labels), (x, truth) = draw(2000), draw(1000)
+    accuracy = {}
+    for activation in ("none", "relu"):
+        module = REAR(9, 2, 300, ridge=1.0, activation=activation, seed=4)
+        module.update(torch.nn.functional.pad(h, (0, 1), value=1.0), labels)
+        routed = module.route(torch.nn.functional.pad(x, (0, 1), value=1.0))
+        accuracy[activation] = (routed == truth).double().mean().item()
+    assert accuracy["none"] < 0.6
+    assert accuracy["relu"] > 0.95
+
+
 def test_added_experts_learn_as_if_they_had_been_there():
     h, labels = stream(40)
     early, late = fed(h, labels), router(num_experts=2)

@@ -116,6 +116,31 @@ def test_gumbel_noise_is_in_training_alone_and_follows_its_law():
     assert shares == pytest.approx([0.5, 0.3, 0.2], abs=0.04)
 
 
+def test_a_learned_temperature_has_its_exact_gradient_and_stays_above_zero():
+    layer, x = trained(temperature=0.7, learn_temperature=True, sparsity=0.0), inputs(4)
+    assert [name for name, p in layer.named_parameters() if p.requires_grad] == ["B", "gate", "log_temperature"]
+    log_temperature = layer.log_temperature.detach().clone().requires_grad_()
+    torch.manual_seed(5)
+    out = layer(x)
+    torch.manual_seed(5)
+    noise = -torch.empty(3, dtype=torch.float64).exponential_().log()
+    shares = ((layer.gate[0] + noise) / log_temperature.exp()).softmax(0)
+    A = layer.projection.values.new_zeros(7, IN).scatter_(1, layer.projection.indices.long(), layer.projection.values)
+    wanted = layer.base(x) + layer.scale * (x @ A.T * shares[layer.expert_of_rank]) @ layer.B.T
+    torch.testing.assert_close(out, wanted)
+    found, right = (
+        torch.autograd.grad(out.sum(), layer.log_temperature),
+        torch.autograd.grad(wanted.sum(), log_temperature),
+    )
+    torch.testing.assert_close(found, right)
+    assert found[0] != 0
+    assert torch.equal(layer.eval()(x), layer(x))
+    for _ in range(50):
+        layer.log_temperature.data -= 1.0
+    assert layer.temperature > 0
+    assert TaskGatedFlyLoRALinear(IN, OUT, **layer.settings()).temperature == pytest.approx(layer.temperature)
+
+
 def test_state_round_trip_copies_and_casts():
     layer, x = trained(dtype=torch.float32), inputs(3, dtype=torch.float32)
     assert set(layer.state_dict()) == {"B", "gate", "projection.seed", "base.weight", "base.bias"}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from peft.utils import PeftType
+from flyk._packages import need
+
+PeftType: Any = need("peft.utils", "pip install 'flyk[peft]'").PeftType
 
 
-def _member() -> PeftType:
+def _member() -> Any:
     if "FLYLORA" not in PeftType.__members__:
-        kind: Any = PeftType
-        member = str.__new__(kind, "FLYLORA")
+        member = str.__new__(PeftType, "FLYLORA")
         member._name_ = member._value_ = "FLYLORA"
-        kind._member_map_["FLYLORA"] = kind._value2member_map_["FLYLORA"] = member
-        kind._member_names_.append("FLYLORA")
+        PeftType._member_map_["FLYLORA"] = PeftType._value2member_map_["FLYLORA"] = member
+        PeftType._member_names_.append("FLYLORA")
     return PeftType("FLYLORA")
 
 

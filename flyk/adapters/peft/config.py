@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from peft.config import PeftConfig
@@ -14,9 +16,8 @@ from flyk.nn import _check
 from flyk.ops._check import SELECTIONS, choice
 
 LARGEST_RANK = 1 << 16
-# A pattern may hang the matcher where a group is repeated, or where many parts of it may each match much.
-_GROUP_REPEATED = re.compile(r"\)[*+{]")
-_REPEATS = 4
+WEIGHTS, PICKLED = "adapter_model.safetensors", "adapter_model.bin"
+NAME, WAYS = 64, 1 << 20  # letters of a usual name; the most ways of matching one that a pattern may have
 
 
 @dataclass
@@ -77,7 +78,7 @@ class FlyLoraConfig(PeftConfig):
         super().__post_init__()
         self.peft_type = FLYLORA
         self._check_numbers()
-        for name in ("fan_in_fan_out", "save_projection", "init_weights", "detach_input"):
+        for name in ("fan_in_fan_out", "save_projection", "init_weights", "detach_input", "inference_mode"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"{name} must be True or False, got {getattr(self, name)!r}")
         choice("selection", self.selection, SELECTIONS)
@@ -95,14 +96,29 @@ class FlyLoraConfig(PeftConfig):
             self.nnz = _check.integer("nnz", _no_bool("nnz", self.nnz), 1)
         if self.alpha is not None:
             self.alpha = _check.number("alpha", _no_bool("alpha", self.alpha), 0)
-        self.dropout = _check.number("dropout", self.dropout, 0, 1)
-        self.bias_update_rate = _check.number("bias_update_rate", self.bias_update_rate, 0)
+        self.dropout = _check.number("dropout", _no_bool("dropout", self.dropout), 0, 1)
+        rate = _no_bool("bias_update_rate", self.bias_update_rate)
+        self.bias_update_rate = _check.number("bias_update_rate", rate, 0)
+        numbers = self.layers_to_transform
+        for number in numbers if isinstance(numbers, (list, tuple, set)) else [] if numbers is None else [numbers]:
+            _check.integer("layers_to_transform", _no_bool("layers_to_transform", number), 0)
         for name in ("rank_pattern", "alpha_pattern"):
             if not isinstance(getattr(self, name), Mapping):
                 raise TypeError(f"{name} must be a dict of names, got {type(getattr(self, name)).__name__}")
             _patterns(name, list(getattr(self, name)), as_set=False)
         self.rank_pattern = {key: _rank("rank_pattern", r) for key, r in self.rank_pattern.items()}
-        self.alpha_pattern = {key: _check.number("alpha_pattern", a, 0) for key, a in self.alpha_pattern.items()}
+        self.alpha_pattern = {
+            key: _check.number("alpha_pattern", _no_bool("alpha_pattern", a), 0)
+            for key, a in self.alpha_pattern.items()
+        }
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str, subfolder: str | None = None, **kwargs: Any) -> Any:
+        """As PEFT's; a folder that holds its tensors as a pickle alone is refused, which PEFT would open."""
+        folder = Path(pretrained_model_name_or_path, subfolder or "")
+        if (folder / PICKLED).exists() and not (folder / WEIGHTS).exists():
+            raise ValueError(f"an adapter's folder must hold {WEIGHTS}, got a pickle, {PICKLED}, in {folder}")
+        return super().from_pretrained(pretrained_model_name_or_path, subfolder=subfolder, **kwargs)
 
 
 def _no_bool(name: str, value: Any) -> Any:
@@ -124,14 +140,26 @@ def _patterns(name: str, value: str | Iterable[str] | None, as_set: bool) -> Any
     for text in [value] if isinstance(value, str) else value:
         if not isinstance(text, str):
             raise TypeError(f"{name} must be names or a pattern, got {text!r}")
-        repeats = sum(text.count(sign) for sign in "*+{")
-        if len(text) > 500 or repeats > _REPEATS or _GROUP_REPEATED.search(text):
+        if _ways(text) > WAYS:
             raise ValueError(
-                f"{name} must be a pattern that cannot take long: at most {_REPEATS} repetitions, none of a group, "
-                f"got {text[:80]!r}"
+                f"{name} must be a pattern that cannot take long: of few repetitions and options, none of a group, and "
+                f"no (? but (?:, got {text[:80]!r}"
             )
         try:
             re.compile(text)
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise ValueError(f"{name} must be names or a pattern, got {text[:80]!r}: {error}") from None
     return set(value) if as_set and not isinstance(value, str) else value
+
+
+def _ways(pattern: str) -> float:
+    """At least the number of ways in which the matcher may try a name before it gives up; each costs it a step.
+
+    Infinite where a group is repeated, which can be exponential in the name, and where flags or comments could hide
+    that.
+    """
+    plain = pattern.replace("(?:", "(")
+    if len(pattern) > 500 or re.search(r"\)[*+{]|\(\?", plain):
+        return math.inf
+    repetitions, options = sum(map(plain.count, "*+{")), plain.count("?")
+    return NAME**repetitions * 2**options * math.prod(1 + part.count("|") for part in plain.split(")"))

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from flyk._files import write_whole
-from flyk.adapters.peft.config import FlyLoraConfig
+from flyk.adapters.peft.config import PICKLED, WEIGHTS, FlyLoraConfig
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
 # Fields that say the same in both configurations, by their names there and here.
 SAME = {
     "r": "r",
@@ -75,6 +75,8 @@ def convert_reference_checkpoint(
     )
     saved = {}
     for name, (A, B, bias) in layers.items():
+        if not all(t.is_floating_point() for t in (A, B, bias)):
+            raise ValueError(f"{name} must have floating lora_A, lora_B and lora_topk_bias, got others")
         if A.shape[0] != r or B.shape[1] != r or bias.shape != (r,):
             raise ValueError(f"{name} must have {r} ranks, got lora_A {tuple(A.shape)} and lora_B {tuple(B.shape)}")
         at = f"{name}.flylora_update"
@@ -99,8 +101,9 @@ def convert_reference_checkpoint(
 def _read_config(path: Path) -> dict[str, Any]:
     try:
         theirs = json.loads(path.read_text())
-        wanted = {"r": int, "top_k": int, "lora_alpha": (int, float)}
-        right = theirs["peft_type"] == "LORA" and all(isinstance(theirs[key], kind) for key, kind in wanted.items())
+        wanted = {"r": (int,), "top_k": (int,), "lora_alpha": (int, float)}
+        right = theirs["peft_type"] == "LORA" and theirs["r"] > 0
+        right = right and all(type(theirs[key]) in kinds for key, kinds in wanted.items())
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         right = False
         theirs = {}
@@ -113,7 +116,7 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_tensors(directory: Path) -> dict[str, Tensor]:
-    if not (directory / WEIGHTS).exists() and (directory / "adapter_model.bin").exists():
+    if not (directory / WEIGHTS).exists() and (directory / PICKLED).exists():
         raise ValueError(f"directory must hold {WEIGHTS}, got a pickle, which flyk does not open: {directory}")
     try:
         return load_file(directory / WEIGHTS)

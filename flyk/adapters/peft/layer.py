@@ -10,8 +10,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer, _get_in_out_features, check
 from peft.utils import quantization_extra_repr, resolve_quantization_backend
 from torch import Tensor, nn
 
+from flyk.adapters._linears import check_rank
 from flyk.adapters.peft.projection import StoredProjection
-from flyk.nn import FlyLoRALinear, RandomProjection
+from flyk.nn import FlyLoRALinear
 
 BASE = "__base__"  # PEFT's name for no adapter in a mixed batch
 
@@ -54,6 +55,7 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
         nnz = settings.get("nnz")
         if nnz is not None and nnz > self.in_features:
             raise ValueError(f"nnz must be from 1 to {self.in_features}, the layer's inputs, got {nnz}")
+        check_rank("r", settings["r"], self.in_features, self.out_features)
         update: Any = FlyLoRALinear(self.in_features, self.out_features, **settings)
         if save_projection:
             update.projection = StoredProjection(update.projection)
@@ -84,9 +86,9 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
     def _add(self, name: str, x: Tensor, out: Tensor) -> Tensor:
         update: Any = self.flylora_update[name]
         if torch.is_autocast_enabled(x.device.type):
-            return update.add(x, out).to(out.dtype)
+            return update(x, base_out=out).to(out.dtype)
         dtype = update.B.dtype
-        return update.add(self._cast_input_dtype(x, dtype), out.to(dtype)).to(out.dtype)
+        return update(self._cast_input_dtype(x, dtype), base_out=out.to(dtype)).to(out.dtype)
 
     def _check_names(self, x: Tensor, adapter_names: list[str]) -> None:
         if len(adapter_names) != len(x):
@@ -106,23 +108,6 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
                 rows = torch.tensor([i for i, wanted in enumerate(adapter_names) if wanted == name], device=out.device)
                 out[rows] = self._add(name, x[rows], out[rows])
         return out
-
-    @torch.no_grad()
-    def swap_adapter_(self, adapter_name: str, other: FlyLoRALinear) -> None:
-        """Overwrite an adapter's tensors with those of another of the same settings: a compiled model stays compiled.
-
-        Raises:
-            ValueError: the settings differ in more than the seed.
-        """
-        update: Any = self.flylora_update[adapter_name]
-        ours, theirs = ({**one.settings(), "seed": None} for one in (update, other))
-        if ours != theirs or update.B.shape != other.B.shape:
-            raise ValueError(f"other must have the settings {ours}, got {theirs}")
-        pairs = zip((*update.parameters(), *update.buffers()), (*other.parameters(), *other.buffers()), strict=True)
-        for mine, its in pairs:
-            mine.copy_(its)
-        if isinstance(update.projection, RandomProjection):
-            update.projection._seed = int(other.projection.seed)
 
     def get_delta_weight(self, adapter: str) -> Tensor:
         """What all ranks of an adapter together add to the base's weight, in the base's layout."""

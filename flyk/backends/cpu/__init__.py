@@ -14,6 +14,7 @@ KERNELS = (
     "winner_take_all",
     "project_topk",
     "fly_lora",
+    "fly_lora_linear",
     "gram_",
     "expand_gram_",
     "ridge_solve",

@@ -14,17 +14,10 @@ from flyk.ops.expand_gram_ import BLOCK, reference
 
 
 @functools.cache
-def scatter_density(architecture: str) -> float:
-    """The share of winners above which the reference's panels were measured to be faster; 1 where nothing was."""
-    try:
-        return tuning.load(architecture)["expand_gram_"]["scatter_density"]
-    except (FileNotFoundError, KeyError):
-        return 1.0
-
-
-def architecture(device: torch.device) -> str:
-    """The name of the tuning file for a device."""
-    return f"sm_{torch.cuda.get_device_capability(device)[0]}0" if device.type == "cuda" else device.type
+def scatter_percent(device: torch.device) -> int:
+    """The share of winners above which the reference's panels were measured to be faster; 100 where nothing was."""
+    measured = tuning.load(tuning.gpu(device.index)) if device.type == "cuda" else {}
+    return measured.get("winner_gram", [{}])[0].get("scatter_percent", 100)
 
 
 def expand_gram_(
@@ -39,7 +32,7 @@ def expand_gram_(
     precision: str = "float32",
 ) -> None:
     exact = G.dtype == torch.float32 and precision == "float32"
-    if k is None or not exact or k > len(G) * scatter_density(architecture(G.device)):
+    if k is None or not exact or 100 * k > len(G) * scatter_percent(G.device):
         reference(G, Q, h, values, indices, labels, activation, k, precision)
     else:
         scatter(G, Q, h.float(), values.float(), indices, labels, activation, k)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -68,19 +67,7 @@ def architecture(device: torch.device) -> str:
     """The name of the tuning file for a device."""
     if _recording is not None:
         return _recording.architecture
-    return _architecture(device.index) if device.type == "cuda" else INTERPRETER
-
-
-@functools.cache
-def _architecture(index: int) -> str:
-    if torch.version.hip:
-        name = torch.cuda.get_device_properties(index).gcnArchName.split(":")[0]
-    else:
-        major, _ = torch.cuda.get_device_capability(index)
-        name = f"sm_{major}0"
-        if torch.cuda.get_device_properties(index).shared_memory_per_multiprocessor < 160 * 1024:
-            name = tuning.SMALL  # the consumer's parts of a generation have the compute capability, not the memory
-    return name if name in tuning.GPUS else tuning.SMALL
+    return tuning.gpu(device.index) if device.type == "cuda" else INTERPRETER
 
 
 def configuration(kernel: str, size: int, device: torch.device) -> dict[str, int]:

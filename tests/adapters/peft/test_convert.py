@@ -84,6 +84,10 @@ def test_the_default_follows_the_paper(tmp_path: Path) -> None:
         ({"rank_pattern": {"lin": 4}}, "rank_pattern must be {}"),
         ({"top_k": 9}, "k must be from 1 to 8"),
         ({"r": 4}, "must have 4 ranks"),
+        ({"r": 0}, "with r, top_k, lora_alpha"),
+        ({"r": True}, "with r, top_k, lora_alpha"),
+        ({"r": -8, "use_rslora": True}, "with r, top_k, lora_alpha"),
+        ({"lora_alpha": float("nan")}, "alpha must be finite"),
     ],
 )
 def test_refuses_what_it_cannot_keep(tmp_path: Path, options, sentence: str) -> None:

@@ -13,10 +13,10 @@ pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
 
 from peft import PeftModel, get_peft_model, inject_adapter_in_model  # noqa: E402
-from safetensors.torch import load_file  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
 
-from flyk.adapters import RoutingMonitor, adapters, update_routing_bias  # noqa: E402
-from flyk.adapters.peft import FlyLoraConfig  # noqa: E402
+from flyk.adapters import RoutingMonitor, adapters, merge, task_conflict, update_routing_bias  # noqa: E402
+from flyk.adapters.peft import FlyLoraConfig, swap_adapter_  # noqa: E402
 
 IDS = torch.arange(14).view(2, 7)
 
@@ -151,28 +151,104 @@ def test_checkpointing_gives_the_same_gradients_and_counts_once(use_reentrant: b
         assert plain.sum() == IDS.numel() * 2
 
 
-def test_compiles_without_a_break() -> None:
-    layer = tuned().base_model.model.model.layers[0].self_attn.q_proj
-    x = torch.randn(3, 32)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x), layer(x))
+def compiled(model: nn.Module, **options):
+    torch.compiler.reset()
+    return torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager", **options)
 
 
-def test_swapping_weights_in_place_needs_no_recompile() -> None:
-    first, second = tuned(), tuned(seed=9)
-    layer = first.base_model.model.model.layers[0].self_attn.q_proj
-    other = second.base_model.model.model.layers[0].self_attn.q_proj
-    x = torch.randn(3, 32)
-    torch._dynamo.reset()
-    with torch._dynamo.config.patch(error_on_recompile=True):
-        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
-        compiled(x)
-        layer.swap_adapter_("default", other.flylora_update["default"])
-        torch.testing.assert_close(compiled(x), other(x))
-    with pytest.raises(ValueError, match="must have the settings"):
-        layer.swap_adapter_(
-            "default", tuned(r=4, k=2).base_model.model.model.layers[0].self_attn.q_proj.flylora_update["default"]
-        )
+def test_a_whole_model_compiles_without_a_break_and_once_for_all_batch_sizes() -> None:
+    model = tuned()
+    with torch.no_grad():
+        explained = torch._dynamo.explain(model)(IDS)
+    assert (explained.graph_count, explained.graph_break_count) == (1, 0)
+    run = compiled(model)
+    for step, rows in enumerate((2, 3, 7)):
+        ids = torch.arange(7 * rows).view(rows, 7) % 50
+        with torch._dynamo.config.patch(error_on_recompile=step > 0), torch.no_grad():
+            torch.testing.assert_close(run(ids).logits, model(ids).logits)
+
+
+def test_swapping_an_adapter_in_place_needs_no_recompile(tmp_path: Path) -> None:
+    model, other = tuned(), tuned(seed=9)
+    for layer in adapters(other).values():
+        nn.init.normal_(layer.B)
+        nn.init.normal_(layer.routing_bias, std=0.1)
+    other.save_pretrained(tmp_path / "other")
+    tensors = [t for layer in adapters(model).values() for t in (layer.B, layer.projection.values, layer.routing_bias)]
+    places = [t.data_ptr() for t in tensors]
+    run = compiled(model)
+    with torch.no_grad():
+        before = run(IDS).logits
+        with torch._dynamo.config.patch(error_on_recompile=True):
+            swap_adapter_(model, tmp_path / "other")
+            after = run(IDS).logits
+    torch.testing.assert_close(after, logits(other))
+    assert not torch.allclose(after, before)
+    again = [t for layer in adapters(model).values() for t in (layer.B, layer.projection.values, layer.routing_bias)]
+    assert [t.data_ptr() for t in again] == places
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"r": 4}, "directory must hold an adapter of r 8, got 4"),
+        ({"selection": "signed"}, "an adapter of selection 'magnitude', got 'signed'"),
+        ({"target_modules": ["q_proj"]}, "an adapter of target_modules"),
+    ],
+)
+def test_an_adapter_of_another_form_is_not_swapped_in(tmp_path: Path, options, sentence: str) -> None:
+    model = tuned()
+    out = logits(model)
+    tuned(**options).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=sentence):
+        swap_adapter_(model, tmp_path)
+    with pytest.raises(ValueError, match="must be of a FlyLoRA adapter of the model, got 'x'; it has 'default'"):
+        swap_adapter_(model, tmp_path, "x")
+    assert torch.equal(logits(model), out)
+
+
+def test_tensors_of_other_shapes_are_not_swapped_in(tmp_path: Path) -> None:
+    model = tuned()
+    model.save_pretrained(tmp_path)
+    path = tmp_path / "adapter_model.safetensors"
+    held = load_file(path)
+    key = next(key for key in held if key.endswith(".B"))
+    for wrong, got in (({key: held[key][:1]}, r"\(1, 8\)"), ({}, "None")):
+        save_file({k: t for k, t in held.items() if k != key} | wrong, path)
+        with pytest.raises(ValueError, match=rf"must hold .*\.B of shape \(32, 8\), got {got}"):
+            swap_adapter_(model, tmp_path)
+
+
+def test_a_folder_with_a_pickle_alone_is_not_opened(tmp_path: Path) -> None:
+    tuned().save_pretrained(str(tmp_path))
+    (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
+    for load in (lambda: PeftModel.from_pretrained(llama(), str(tmp_path)), lambda: swap_adapter_(tuned(), tmp_path)):
+        with pytest.raises(ValueError, match=r"must hold adapter_model.safetensors, got a pickle, adapter_model.bin"):
+            load()
+
+
+def test_more_ranks_than_a_layer_can_use_are_refused_before_memory_is_taken() -> None:
+    for options in ({"r": 1 << 16, "k": 1 << 16}, {"rank_pattern": {"q_proj": 1 << 16}}):
+        with pytest.raises(ValueError, match="r must be from 1 to 1024 for 32 inputs and 32 outputs, got 65536"):
+            get_peft_model(llama(), config(**options))
+
+
+def test_the_routing_is_watched_and_tasks_are_compared() -> None:
+    model = tuned()
+    with RoutingMonitor(model) as monitor:
+        model(IDS)
+    report = monitor.report()
+    assert len(report) == 4
+    assert all(found["tokens"] == IDS.numel() and sum(found["usage"]) == pytest.approx(2) for found in report.values())
+    conflicts = task_conflict(model, {"a": [IDS], "b": [{"input_ids": IDS}]})
+    assert all(found["conflicts"] == [("a", "b")] for found in conflicts.values())
+
+
+def test_merging_as_a_plain_model_is_refused() -> None:
+    with pytest.raises(ValueError, match="model must not be PEFT's, got one with a peft_config"):
+        merge(tuned(r=4, k=4))
+    with pytest.raises(ValueError, match="model must not be PEFT's"):
+        merge(inject_adapter_in_model(config(r=4, k=4), llama()))
 
 
 def test_trains_and_resumes_in_trainer(tmp_path: Path) -> None:
@@ -225,6 +301,15 @@ BAD = {
     "modules a number": ({"target_modules": 3}, TypeError, "target_modules must be names or a pattern, got int"),
     "a pattern that hangs": ({"target_modules": "(a+)+$"}, ValueError, "pattern that cannot take long"),
     "many stars": ({"exclude_modules": ".*.*.*.*.*x"}, ValueError, "pattern that cannot take long"),
+    "many options": ({"target_modules": ".?" * 40 + "!"}, ValueError, "pattern that cannot take long"),
+    "many alternatives": ({"target_modules": "(.|..)" * 30 + "!"}, ValueError, "pattern that cannot take long"),
+    "a repetition behind a flag": ({"target_modules": "(?x)(.+) +!"}, ValueError, "pattern that cannot take long"),
+    "a repetition within flags": ({"rank_pattern": {"(?x:(.+) +!)": 1}}, ValueError, "that cannot take long"),
+    "a repetition too large": ({"target_modules": "a{99999999999}"}, ValueError, "target_modules must be names or a"),
+    "dropout a bool": ({"dropout": True}, TypeError, "dropout must be a number, got True"),
+    "inference_mode": ({"inference_mode": "no"}, TypeError, "inference_mode must be True or False, got 'no'"),
+    "layers_to_transform": ({"layers_to_transform": [0, "1"]}, TypeError, "layers_to_transform must be an int"),
+    "layers_to_transform below 0": ({"layers_to_transform": -1}, ValueError, "layers_to_transform must be at least 0"),
     "in a key": ({"alpha_pattern": {"(.*)*x": 1}}, ValueError, "alpha_pattern must be a pattern that cannot"),
     "no pattern": ({"target_modules": "("}, ValueError, "target_modules must be names or a pattern, got"),
     "layers_pattern alone": ({"layers_pattern": "h"}, ValueError, "layers_to_transform must be given"),
@@ -241,6 +326,18 @@ def test_a_configuration_is_checked_when_it_is_made_and_when_it_is_read(tmp_path
     path.write_text(json.dumps(json.loads(path.read_text()) | options))
     with pytest.raises(error, match=sentence):
         FlyLoraConfig.from_pretrained(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|gate|up|down)_proj",
+        r".*\.(?:q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)",
+        r"model\.layers\.(0|1|2|3|4|5|6|7|8|9|10|11)\.self_attn\.(q|v)_proj",
+    ],
+)
+def test_usual_patterns_are_taken(pattern: str) -> None:
+    assert config(target_modules=pattern).target_modules == pattern
 
 
 @pytest.mark.parametrize(
