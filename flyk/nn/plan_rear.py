@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from flyk import _memory
-from flyk.nn import kernel_rear
+from flyk.nn import _check, kernel_rear
 from flyk.nn.kernel_rear import KernelREAR
 from flyk.nn.rear import REAR
 
@@ -63,8 +63,15 @@ def plan_rear(
         plan = plan_rear(768, 100, 100000, rows=20000)
         print(plan)
         router = plan.make(ridge=1e3)
+
+    Raises:
+        ValueError, TypeError: an argument that is no size.
     """
-    N, d, M, T, size = rows, in_features, expansion, num_experts, dtype.itemsize
+    sizes = {"rows": rows, "in_features": in_features, "expansion": expansion, "num_experts": num_experts}
+    N, d, M, T = (
+        _check.integer(name, value, int(name in ("in_features", "expansion"))) for name, value in sizes.items()
+    )
+    size = dtype.itemsize
     both = 2 * M * d + 2 * M * T  # R, also as it is made; U
     forms = {
         REAR: (2 * M * M + both, N * M**2 + 2.0 * N * d * M + M**3 / 3),

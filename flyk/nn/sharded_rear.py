@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from flyk import _memory, distributed
+from flyk.nn import _check
 from flyk.nn._router import Router
 from flyk.ops import _check as _ops_check
 from flyk.ops.expand_gram_ import BLOCK
@@ -51,7 +52,8 @@ class ShardedREAR(Router):
         **options: Any,
     ) -> None:
         super().__init__(in_features, num_experts, expansion, **options)
-        self.group, self.tolerance, self.limit = group, tolerance, limit
+        self.group, self.tolerance = group, _check.number("tolerance", tolerance, 0, 1)
+        self.limit = _check.integer("limit", limit, 0)
         own = torch.arange(expansion, device="cpu").tensor_split(distributed.ranks(group))[distributed.rank(group)]
         self.begin = int(own[0]) if len(own) else expansion
         self.end = self.begin + len(own)
