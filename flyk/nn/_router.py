@@ -12,6 +12,7 @@ from torch import Tensor
 from flyk import _memory, distributed
 from flyk.nn import _check
 from flyk.nn._keep_dtype import keep_dtype
+from flyk.nn._lock import Lock
 from flyk.nn._stored import Stored
 from flyk.nn.random_projection import RandomProjection
 from flyk.ops import _check as _ops_check
@@ -56,6 +57,7 @@ class Router(Stored):
         self.in_features = _check.integer("in_features", in_features, 1)
         num_experts = _check.integer("num_experts", num_experts, 0)
         self.expansion = _check.integer("expansion", expansion, 1)
+        self._lock = Lock()  # of all that changes what was learned or solved
         self._solution: Tensor | None = None  # the last,
         self._solved = False  # which is of all rows so far
         self.ridge = ridge
@@ -101,9 +103,10 @@ class Router(Stored):
         """
         self._check_rows(h)
         labels = self._check_labels(h, expert)
-        rows, labels = self._finite(_ops_check.rows(h.detach()).to(self.dtype), labels)
-        self._solved = False
-        self._add(rows, labels)
+        with self._lock:
+            rows, labels = self._finite(_ops_check.rows(h.detach()).to(self.dtype), labels)
+            self._solved = False
+            self._add(rows, labels)
 
     def flush(self) -> None:
         """Take in rows that wait in a buffer, if the form has one."""
@@ -116,11 +119,12 @@ class Router(Stored):
         Raises:
             ValueError: ridge is too small for these rows.
         """
-        self.flush()
-        if self._solution is None or not self._solved:
-            self._solution = self._fit()
-            self._solved = True
-        return self._solution
+        with self._lock:
+            self.flush()
+            if self._solution is None or not self._solved:
+                self._solution = self._fit()
+                self._solved = True
+            return self._solution
 
     def forward(self, h: Tensor) -> Tensor:
         """Scores (..., T) of rows h (..., d), in the statistics' dtype; an expert that was never seen has -inf.
@@ -156,12 +160,13 @@ class Router(Stored):
         for (name, mine), theirs in zip(self._meaning().items(), other._meaning().values(), strict=True):
             if mine != theirs:
                 raise ValueError(f"other must have {name} {mine!r}, got {theirs!r}")
-        self.flush()
-        other.flush()
-        self._widen(other.num_experts)
-        self._merge(other)
-        self._reduced |= other._reduced
-        self._solved = False
+        with self._lock:
+            self.flush()
+            other.flush()
+            self._widen(other.num_experts)
+            self._merge(other)
+            self._reduced |= other._reduced
+            self._solved = False
         return self
 
     @torch.no_grad()

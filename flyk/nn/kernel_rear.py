@@ -55,10 +55,11 @@ class KernelREAR(Router):
     @torch.inference_mode(False)
     def flush(self) -> None:
         """Put the rows of all updates into `rows` and `labels`."""
-        if self._waiting:
-            parts = [(self.rows, self.labels), *self._waiting]
-            self.rows, self.labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
-            self._waiting = []
+        with self._lock:
+            if self._waiting:
+                parts = [(self.rows, self.labels), *self._waiting]
+                self.rows, self.labels = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+                self._waiting = []
 
     def _fit(self) -> Tensor:
         rows = self.rows.shape[0]

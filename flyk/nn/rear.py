@@ -116,11 +116,12 @@ class REAR(Router):
 
     def flush(self) -> None:
         """Add the buffered rows to G and Q."""
-        if self._filled:
-            rows, labels = self._rows[: self._filled], self._labels[: self._filled]
-            R, how = self.projection, {"activation": self.activation, "k": self.k, "precision": self.precision}
-            expand_gram_(self.G, self.Q, rows, R.values, R.indices, labels, **how)
-        self._filled = 0
+        with self._lock:
+            if self._filled:
+                rows, labels = self._rows[: self._filled], self._labels[: self._filled]
+                R, how = self.projection, {"activation": self.activation, "k": self.k, "precision": self.precision}
+                expand_gram_(self.G, self.Q, rows, R.values, R.indices, labels, **how)
+            self._filled = 0
 
     def _fit(self) -> Tensor:
         """U from the factor that was kept, which rows have only added to; where that does not do, from a new one."""

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_rear import fed, router, stream
+from test_rear import D, T, fed, router, stream
 
-from flyk.nn import REAR, _solve
+from flyk.nn import REAR, KernelREAR, _solve
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
@@ -48,25 +48,30 @@ print("hung" if not done else os.waitstatus_to_exitcode(status), torch.allclose(
     assert ran.stdout.strip() == "0 True", ran.stdout + ran.stderr
 
 
-def test_threads_that_route_at_once_get_the_scores_of_one():
-    h, labels = stream(200)
-    shared, wanted, found = fed(h, labels), fed(h, labels)(h), {}
+@pytest.mark.parametrize("form", [REAR, KernelREAR])
+def test_threads_that_learn_and_route_at_once_lose_nothing_and_count_nothing_twice(form):
+    h, labels = stream(3000)
+    many, found = form(D, T, 300, ridge=0.5, dtype=torch.float64), {}
+    wanted = form(D, T, 300, ridge=0.5, dtype=torch.float64)
+    wanted.update(h, labels)
     start = threading.Barrier(4)
 
     def call(i):
-        start.wait()  # none has solved yet
-        own = fed(h, labels, flush_rows=7 + i)  # and each learns another router
-        found[i] = [shared(h) for _ in range(5)], own(h)
+        start.wait()
+        for rows, ids in zip(h[i::4].split(70), labels[i::4].split(70), strict=True):
+            many.update(rows, ids)
+        start.wait()  # rows wait in the buffer, and nobody has solved
+        found[i] = many(h[:50])
 
     threads = [threading.Thread(target=call, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 4
-    for scores, own in found.values():
-        assert all(torch.equal(one, wanted) for one in scores)
-        torch.testing.assert_close(own, wanted)
+    assert torch.equal(many.counts, wanted.counts)
+    for i in range(4):
+        assert torch.equal(found[i], found[0])
+        torch.testing.assert_close(found[i], wanted(h[:50]), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs setitimer")
