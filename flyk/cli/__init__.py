@@ -1,4 +1,4 @@
-"""The command line: flyk info, check, bench, kernels and demo.
+"""The command line: flyk info, check, bench, kernels, demo and merge.
 
 A command is the function of its own name in the file of that name, imported when it is asked for.
 """
@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 import flyk
 
-COMMANDS = ("info", "check", "bench", "kernels", "demo")
+COMMANDS = ("info", "check", "bench", "kernels", "demo", "merge")
 
 
 class Commands(TyperGroup):
@@ -35,7 +35,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo(f"flyk {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from None
-        except (ValueError, FileNotFoundError) as error:
+        except (ValueError, OSError) as error:
             typer.echo(f"flyk {ctx.invoked_subcommand}: {error}", err=True)
             raise typer.Exit(2) from None
 
