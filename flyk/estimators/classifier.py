@@ -56,7 +56,7 @@ class FlyClassifier(ClassifierMixin, StreamingRidge):
         self,
         n_components: int = 1000,
         *,
-        relative_ridge: float = 1e-3,
+        relative_ridge: float = 1e-2,
         fit_intercept: bool = True,
         on_new_class: str = "error",
         kind: str = "gaussian",

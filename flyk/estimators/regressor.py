@@ -38,7 +38,7 @@ class FlyRegressor(RegressorMixin, StreamingRidge):
         self,
         n_components: int = 1000,
         *,
-        relative_ridge: float = 1e-3,
+        relative_ridge: float = 1e-2,
         fit_intercept: bool = True,
         kind: str = "gaussian",
         density: float | str = "auto",

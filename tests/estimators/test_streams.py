@@ -137,7 +137,7 @@ def test_without_an_intercept_it_is_rear(digits: Data) -> None:
     rear = REAR(64, 10, 100, k=30, seed=7, dtype=torch.float64)
     rear.update(torch.from_numpy(X), torch.from_numpy(codes))
     rear.flush()
-    rear.ridge = 1e-3 * float(rear.G.diagonal().mean())
+    rear.ridge = 1e-2 * float(rear.G.diagonal().mean())
     np.testing.assert_allclose(model.decision_function(X), rear(torch.from_numpy(X)).numpy(), atol=1e-6)
 
 
@@ -148,7 +148,7 @@ def test_an_intercept_is_ridge_regression_of_what_is_left_of_the_means(line: Dat
 
     X, y, w = line
     phi = FlyProjection(100).fit_transform(X)
-    ridge = 1e-3 * (w[:, None] * phi**2).sum(0).mean()
+    ridge = 1e-2 * (w[:, None] * phi**2).sum(0).mean()
     expected = Ridge(alpha=ridge).fit(phi, y, w)
     model = FlyRegressor(100).fit(X, y, w)
     np.testing.assert_allclose(model.coef_, expected.coef_, rtol=1e-6, atol=1e-6)
@@ -163,8 +163,8 @@ def test_left_out_scores_are_those_of_a_fit_without_the_row(digits: Data) -> Non
     kept, statistics = model._kept_rows, model._statistics
     phi = model._expansion(torch.from_numpy(kept.rows))
     for intercept in (True, False):
-        scores = left_out_scores(statistics, phi, torch.from_numpy(kept.weights), 1e-3, intercept)
-        ridge = 1e-3 * float(statistics.G.diagonal().mean())
+        scores = left_out_scores(statistics, phi, torch.from_numpy(kept.weights), 1e-2, intercept)
+        ridge = 1e-2 * float(statistics.G.diagonal().mean())
         for row, got in zip(kept.rows, scores, strict=True):
             others = ~(X[:50] == row).all(1)
             without = FlyClassifier(20, fit_intercept=intercept).fit(X[:50][others], y[:50][others], w[:50][others])
