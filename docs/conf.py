@@ -15,7 +15,14 @@ sys.path.insert(0, str(ROOT / "docs"))
 project = "flyk"
 copyright = "the authors of flyk, Apache-2.0"
 release = version = flyk.__version__
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_gallery.gen_gallery", "kernel_pages"]
+extensions = [
+    "myst_parser",
+    "sphinx.ext.autodoc",
+    "sphinx.ext.napoleon",
+    "sphinx_gallery.gen_gallery",
+    "command_pages",
+    "kernel_pages",
+]
 exclude_patterns = ["**/README.rst"]
 
 html_theme = "furo"
@@ -45,7 +52,9 @@ def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[st
     """Docstrings are plain text: outside of backquotes, what reStructuredText would take for markup is escaped."""
     for i, line in enumerate(lines):
         parts = re.split(r"(``.*?``|`[^`]*`)", line)
-        parts[::2] = [re.sub(r"(\||\b\w+_(?!\w))", lambda m: m[0].replace("|", r"\|").replace("_", r"\_"), p) for p in parts[::2]]
+        parts[::2] = [
+            re.sub(r"(\||\b\w+_(?!\w))", lambda m: m[0].replace("|", r"\|").replace("_", r"\_"), p) for p in parts[::2]
+        ]
         lines[i] = "".join(parts)
 
 
