@@ -49,14 +49,37 @@ sphinx_gallery_conf = {
 
 
 def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
-    """Docstrings are plain text: outside of backquotes, what reStructuredText would take for markup is escaped."""
-    for i, line in enumerate(lines):
-        parts = re.split(r"(``.*?``|`[^`]*`)", line)
-        parts[::2] = [
-            re.sub(r"(\||\b\w+_(?!\w))", lambda m: m[0].replace("|", r"\|").replace("_", r"\_"), p) for p in parts[::2]
-        ]
-        lines[i] = "".join(parts)
+    """Docstrings are plain text: what reStructuredText would take for markup is escaped, and indented code is code."""
+    made: list[str] = []
+    for line in lines:
+        above = next((each for each in reversed(made) if each), "")
+        code = bool(made) and not made[-1] and _indent(line) >= _indent(above) + 4
+        if code and line and not above.startswith("::"):
+            made += [" " * _indent(above) + "::", ""]
+        made.append(line)
+    inside = False
+    for i, line in enumerate(made):
+        inside = line.strip() == "::" or (inside and (not line or line.startswith("    ")))
+        if not inside:
+            parts = re.split(r"(``.*?``|`[^`]*`)", line)
+            parts[::2] = [re.sub(r"\||\b\w+_(?!\w)", _escape, part) for part in parts[::2]]
+            made[i] = "".join(parts)
+    lines[:] = made
+
+
+def _indent(line: str) -> int:
+    return len(line) - len(line.lstrip())
+
+
+def _escape(found: re.Match[str]) -> str:
+    return found[0].replace("|", r"\|").replace("_", r"\_")
+
+
+def skip(app: Any, what: str, name: str, obj: Any, skipped: bool, options: Any) -> bool | None:
+    """scikit-learn gives every estimator methods to route metadata, whose text refers to its own site."""
+    return True if name.startswith("set_") and name.endswith("_request") else None
 
 
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", plain, priority=400)  # before napoleon
+    app.connect("autodoc-skip-member", skip)

@@ -7,6 +7,8 @@ seed. Of the r entries of ``A x`` each token keeps the k that are largest in siz
 token uses: the ranks are experts, and A routes without being trained.
 """
 
+import copy
+
 import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
@@ -48,7 +50,7 @@ before = torch.zeros(32).scatter_add_(
     0, ops.winner_take_all(layer.projection(x), 8)[1].flatten(), torch.ones(1).expand(8 * len(x))
 )
 layer.bias_update_rate = 1e-3
-for _ in range(300):
+for _ in range(200):
     layer(x)
     layer.update_routing_bias()
 layer(x)
@@ -56,7 +58,7 @@ layer(x)
 figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 share = 8 * len(x) / 32
 axes.bar(range(32), before.sort().values / share, color="0.75", label="before")
-axes.plot(range(32), layer.counts.sort().values / share, "o", color="C0", label="after 300 updates")
+axes.plot(range(32), layer.counts.sort().values / share, "o", color="C0", label="after 200 updates")
 axes.axhline(1, color="0.4", linewidth=0.8)
 axes.set(xlabel="ranks, in order of use", ylabel="wins over an even share")
 axes.legend()
@@ -69,16 +71,8 @@ plt.show()
 # the same r, which trains A too, and which keeps its input for the backward.
 
 
-def network():
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
-    few = y < 5
-    fit(model, list(model.parameters()), x[few], y[few], 200)
-    return model.requires_grad_(False)
-
-
-def fit(model, parameters, x, y, steps, after=lambda: None):
-    optimizer, losses = torch.optim.AdamW(parameters, lr=1e-2), []
+def fit(model, parameters, x, y, steps, rate=1e-2, after=lambda: None):
+    optimizer, losses = torch.optim.AdamW(parameters, lr=rate), []
     for _ in range(steps):
         loss = torch.nn.functional.cross_entropy(model(x), y)
         optimizer.zero_grad()
@@ -87,6 +81,11 @@ def fit(model, parameters, x, y, steps, after=lambda: None):
         after()
         losses.append(loss.item())
     return losses
+
+
+network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 10))
+fit(network, list(network.parameters()), x[y < 5], y[y < 5], 100)
+network.requires_grad_(False)
 
 
 class LoRA(torch.nn.Module):
@@ -101,7 +100,7 @@ class LoRA(torch.nn.Module):
 
 
 def fly():
-    model = network()
+    model = copy.deepcopy(network)
     for seed, i in enumerate((0, 2)):
         base = model[i]
         model[i] = FlyLoRALinear(base.in_features, base.out_features, r=32, k=8, base=base, seed=seed)
@@ -109,7 +108,7 @@ def fly():
 
 
 def lora():
-    model = network()
+    model = copy.deepcopy(network)
     for i in (0, 2):
         model[i] = LoRA(model[i], 32, 2.0)
     return model, lambda: None
@@ -117,10 +116,14 @@ def lora():
 
 figure, axes = plt.subplots(figsize=(8, 3), layout="constrained")
 for name, make in {"LoRA, r 32": lora, "FlyLoRA, r 32, k 8": fly}.items():
-    model, after = make()
-    trained = [p for p in model.parameters() if p.requires_grad]
-    losses = fit(model, trained, x, y, 150, after)
-    axes.semilogy(losses, label=f"{name}: {sum(p.numel() for p in trained):,} trained")
+    runs = []
+    for rate in (1e-2, 3e-2, 1e-1):  # the matrices A differ in scale, so each has the best of three
+        model, after = make()
+        trained = [p for p in model.parameters() if p.requires_grad]
+        runs.append(fit(model, trained, x[::3], y[::3], 100, rate, after))
+    axes.semilogy(
+        min(runs, key=lambda losses: losses[-1]), label=f"{name}: {sum(p.numel() for p in trained):,} trained"
+    )
 axes.set(xlabel="step", ylabel="loss on all ten digits")
 axes.legend()
 plt.show()
