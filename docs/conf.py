@@ -61,6 +61,7 @@ def plain(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[st
     for i, line in enumerate(made):
         inside = line.strip() == "::" or (inside and (not line or line.startswith("    ")))
         if not inside:
+            line = re.sub(r"(: )(\w)\.$", r"\1\2\\.", line)  # a letter and a full stop would number a list
             parts = re.split(r"(``.*?``|`[^`]*`)", line)
             parts[::2] = [re.sub(r"\||\b\w+_(?!\w)", _escape, part) for part in parts[::2]]
             made[i] = "".join(parts)

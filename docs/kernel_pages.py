@@ -58,7 +58,7 @@ def page(name: str) -> str:
     backend, triton = (ROOT / "flyk" / "backends" / each / f"{name}.py" for each in ("cpu", "triton"))
     parts = [f"# {escaped(name)}", meaning]
     if bench.exists():
-        parts += ["## From plain to fast", docstring(bench), f"**Floor.** {docstring(bench, 'floor')}"]
+        parts += ["## What it is measured against", docstring(bench), f"**Floor.** {docstring(bench, 'floor')}"]
     parts += ["## On the CPU", docstring(backend)]
     sources = [f"cpu/{name}.cpp", *SHARED.get(name, []), f"cuda/{name}.cu"]
     sources = [source for source in sources if (csrc / source).exists()]
