@@ -31,7 +31,9 @@ def main() -> None:
         assert told["torch"] == torch.__version__
         assert told["instruction_sets"], told["kernels"]  # else the extension was not built, or not loaded
         checked = run("-m", "flyk", "check", "--quick", cwd=folder, PYTHONPATH=f"{folder / 'site'}")
-    print(f"Python {platform.python_version()}, torch {torch.__version__}, {told['kernels']}:", checked.splitlines()[-1])
+    print(
+        f"Python {platform.python_version()}, torch {torch.__version__}, {told['kernels']}:", checked.splitlines()[-1]
+    )
 
 
 def brings(sdist: Path) -> None:
