@@ -1,6 +1,6 @@
 """REAR as a strategy of Avalanche 0.6: copy this file beside your script.
 
-    strategy = RearStrategy(backbone, in_features=768, num_classes=100, train_mb_size=64)
+    strategy = RearStrategy(model=backbone, in_features=768, num_classes=100, train_mb_size=64)
     for experience in benchmark.train_stream:
         strategy.train(experience)
         strategy.eval(benchmark.test_stream)
@@ -24,10 +24,10 @@ class RearStrategy(SupervisedTemplate):
 
     def __init__(
         self,
+        *,
         model: nn.Module,
         in_features: int,
         num_classes: int,
-        *,
         expansion: int = 10000,
         ridge: float = 1e4,
         seed: int = 0,

@@ -44,7 +44,8 @@ def test_avalanche() -> None:
         task_labels=[0, 0],
         complete_test_set_only=False,
     )
-    learner = strategy(nn.Identity(), 16, 4, expansion=200, ridge=1.0, train_mb_size=8, evaluator=EvaluationPlugin())
+    sizes = {"in_features": 16, "num_classes": 4, "expansion": 200, "train_mb_size": 8}
+    learner = strategy(model=nn.Identity(), ridge=1.0, evaluator=EvaluationPlugin(), **sizes)
     for experience in benchmark.train_stream:
         learner.train(experience, num_workers=0)
     learner.eval(benchmark.test_stream, num_workers=0)
