@@ -40,7 +40,23 @@ class Commands(TyperGroup):
             raise typer.Exit(2) from None
 
 
-app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+EPILOG = """\b
+To begin with:
+  flyk info                      what serves each operator on this machine
+  flyk check --quick             whether it is right
+  flyk bench --quick             how fast it is
+  flyk demo                      what it is for, on real images
+  flyk --install-completion      commands and options by the tab key
+
+\b
+Exit status:
+  0    all is well
+  1    a fault was found: an operator is wrong
+  2    the command was given wrongly, or something that it needs is missing
+  130  it was interrupted
+"""
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, epilog=EPILOG)
 
 
 def _version(wanted: bool) -> None:
