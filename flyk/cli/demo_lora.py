@@ -21,8 +21,8 @@ def lora(
         ),
     ] = None,
     layers: Annotated[int, typer.Option(help="Layers adapted, the last ones.")] = 6,
-    train: Annotated[int, typer.Option(help="Examples of each task to train on.")] = 400,
-    test: Annotated[int, typer.Option(help="Examples of each task to test on; half as many of arc_easy.")] = 200,
+    train: Annotated[int, typer.Option(help="Examples of each task to train on.")] = 320,
+    test: Annotated[int, typer.Option(help="Examples of each task to test on; half as many of arc_easy.")] = 120,
     batch: Annotated[int, typer.Option(help="Examples of an optimizer step.")] = 8,
     seeds: Annotated[int, typer.Option(help="Runs of each method on each task.")] = 3,
     rate: Annotated[

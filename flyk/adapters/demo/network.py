@@ -46,8 +46,9 @@ def load(folder: Path | None) -> tuple[Any, Callable[[str], list[int]], str]:
         )
         model.model.layers, model.lm_head  # noqa: B018
     except (OSError, ValueError, AttributeError) as error:
+        why = str(error).splitlines()[0]
         raise ValueError(
-            f"model must be a folder with a causal language model of Llama's form, got {folder}: {error}"
+            f"model must be a folder with a language model of Llama's form, got {folder}: {why}"
         ) from error
     return model.eval().requires_grad_(False), lambda text: tokenizer(text, add_special_tokens=False)["input_ids"], what
 

@@ -22,6 +22,7 @@ from flyk.nn import _check
 
 SEARCHED = ("trec6", "arc_easy")  # tasks on which rates are compared: one of labels, one of own answers
 SEARCH_SEED = 99
+TIMING_SECONDS = 20.0  # for training steps of all methods in turns
 PACKAGES = ("flyk", "torch", "transformers", "peft", "numpy")
 
 
@@ -32,14 +33,14 @@ class Settings:
     data: Path = Path("data")
     model: Path | None = None
     layers: int = 6
-    train: int = 400
-    test: int = 200
+    train: int = 320
+    test: int = 120
     batch: int = 8
     seeds: int = 3
     rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
 
 
-QUICK = {"layers": 2, "train": 64, "test": 40, "seeds": 1, "rates": (4e-3,)}
+QUICK = {"layers": 2, "train": 64, "test": 40, "seeds": 1, "rates": (1e-2,)}
 
 
 class Work:
@@ -50,21 +51,25 @@ class Work:
             _check.integer(name, getattr(settings, name), 1)
         if not settings.rates or min(settings.rates) <= 0:
             raise ValueError(f"rates must be at least one number above 0, got {settings.rates}")
+        tasks.files(settings.data)  # what is missing is said before the work
         whole, tokenize, self.model = network.load(settings.model)
         self.settings = settings
-        self.tasks = tasks.read(
-            settings.data, tokenize, train=settings.train, validation=settings.test, test=settings.test
-        )
         self.depth, self.size = len(whole.model.layers), sum(p.numel() for p in whole.parameters())
         self.lower, self.network = network.cut(whole, settings.layers)
+        validation = settings.test if len(settings.rates) > 1 else 0
+        self.tasks = tasks.read(
+            settings.data, tokenize, train=settings.train, validation=validation, test=settings.test
+        )
         self.states = functools.cache(self._states)
         self.units = Units(folder, self._about(), self._total())
+        self.rates: dict[str, float] = {}  # of each method, once they are chosen
 
     def _about(self) -> dict[str, Any]:
         """All that a unit's result depends on."""
-        files = [self.settings.data / f"{task.name}.json.gz" for task in self.tasks]
-        sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in files]
-        kept = {key: value for key, value in asdict(self.settings).items() if key not in ("data", "seeds")}
+        paths = tasks.files(self.settings.data).values()
+        sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
+        own = asdict(self.settings) | {"validation": [len(task.validation) for task in self.tasks]}
+        kept = {key: value for key, value in own.items() if key not in ("data", "seeds", "rates")}
         return {**kept, "files": sums, "model": self.model, "methods": METHODS, "versions": versions(), "form": 1}
 
     def _total(self) -> int:
@@ -74,7 +79,7 @@ class Work:
     def _states(self, number: int) -> network.States:
         """The frozen layers' output for all rows of a task, computed when it is first asked for."""
         task = self.tasks[number]
-        searched = task.validation if task.name in SEARCHED and len(self.settings.rates) > 1 else []
+        searched = task.validation if task.name in SEARCHED else []
         rows = [example.right for example in task.train]
         rows += [row for example in (*searched, *task.test) for row in example.rows]
         return network.states(self.lower, rows)
@@ -95,7 +100,10 @@ class Work:
         return network.accuracy(inner(model), task, examples, self.states(number))
 
     def name(self, method: Method, number: int, seed: int) -> str:
-        return f"{slug(method)}-{self.tasks[number].name}-{seed}"
+        return f"{self.run_of(method)}-{self.tasks[number].name}-{seed}"
+
+    def run_of(self, method: Method) -> str:
+        return f"{slug(method)}-{self.rates[method.name]:g}"
 
     def adapter(self, method: Method, number: int, seed: int) -> Path:
         return self.units.folder / f"{self.name(method, number, seed)}.safetensors"
@@ -118,8 +126,8 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     try:
         frozen = work.units.get("frozen", lambda: work.on_all(lambda: work.network))
         searched = {method.name: _search(work, method) for method in METHODS}
-        rates = {name: max(found, key=lambda rate: found[rate]) for name, found in searched.items()}
-        alone = {method.name: _alone(work, method, rates[method.name]) for method in METHODS}
+        work.rates = {name: max(found, key=lambda rate: found[rate]) for name, found in searched.items()}
+        alone = {method.name: _alone(work, method) for method in METHODS}
         after = {method.name: _merged(work, method, "dense") for method in METHODS}
         exact = _merged(work, METHODS[-1], "concat")
         costs = work.units.get("cost", lambda: _cost(work))
@@ -135,7 +143,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
         "searched": list(SEARCHED),
         "frozen": frozen,
         "search": {name: {str(rate): value for rate, value in found.items()} for name, found in searched.items()},
-        "rates": rates,
+        "rates": work.rates,
         "alone": {name: [[unit["accuracy"] for unit in seed] for seed in found] for name, found in alone.items()},
         "merged": after,
         "concat": exact,
@@ -170,11 +178,11 @@ def _search(work: Work, method: Method) -> dict[float, float]:
     return {rate: float(np.mean(values)) for rate, values in found.items()}
 
 
-def _alone(work: Work, method: Method, rate: float) -> list[list[dict[str, Any]]]:
+def _alone(work: Work, method: Method) -> list[list[dict[str, Any]]]:
     """For each seed and task: accuracy on the task, losses, seconds, steps. The adapters are kept on disk."""
 
     def unit(seed: int, number: int) -> dict[str, Any]:
-        model, took = work.train(method, number, seed, rate)
+        model, took = work.train(method, number, seed, work.rates[method.name])
         save(model, method, work.adapter(method, number, seed))
         return took | {"accuracy": work.accuracy(model, number)}
 
@@ -195,7 +203,7 @@ def _merged(work: Work, method: Method, how: str) -> list[list[float]]:
         return work.on_all(lambda: merged(work.network, method, paths, how))
 
     return [
-        work.units.get(f"{slug(method)}-{how}-{seed}", functools.partial(unit, seed))
+        work.units.get(f"{work.run_of(method)}-{how}-{seed}", functools.partial(unit, seed))
         for seed in range(work.settings.seeds)
     ]
 
@@ -208,8 +216,8 @@ def _cost(work: Work) -> dict[str, Any]:
         "batch": batch,
         "tokens": tokens,
         "parameters": cost.parameters(work.network),
-        "tokens a second": cost.training(work.network, longest, work.states(0), least=7, budget=20.0),
-        "adapter ms": cost.alone(work.network, batch * tokens, least=30, budget=3.0),
+        "tokens a second": cost.training(work.network, longest, work.states(0), least=7, budget=TIMING_SECONDS),
+        "adapter ms": cost.alone(work.network, batch * tokens, least=30, budget=TIMING_SECONDS / 8),
         "kept": cost.kept(work.network, batch, tokens),
         "peak": cost.peaks(work.network, batch, tokens),
     }

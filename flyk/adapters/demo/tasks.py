@@ -66,7 +66,8 @@ class Task:
 
 
 def read(folder: Path, tokenize: Tokenize, *, train: int, validation: int, test: int) -> list[Task]:
-    """The four tasks with at most so many examples each, the same ones in every run; of arc_easy half as many to test.
+    """The four tasks with at most so many examples each, the same ones in every run; of arc_easy half as many to
+    validate and to test on.
 
     A task is folder/NAME.json.gz, an object with the lists `train` and `test`. An example is [text, label], where
     `labels` lists the labels; or an object of `question`, `choices` and `answer`, the number of the right choice.
@@ -74,12 +75,21 @@ def read(folder: Path, tokenize: Tokenize, *, train: int, validation: int, test:
     Raises:
         ValueError: a file is missing or not of this form, or two labels begin with the same token.
     """
+    return [_read(name, path, tokenize, train, validation, test) for name, path in files(folder).items()]
+
+
+def files(folder: Path) -> dict[str, Path]:
+    """The file of each task.
+
+    Raises:
+        ValueError: one is missing.
+    """
     paths = {name: folder / f"{name}.json.gz" for name in PROMPTS}
     missing = [path.name for path in paths.values() if not path.is_file()]
     if missing:
         wanted = ", ".join(path.name for path in paths.values())
         raise ValueError(f"data must be a folder with {wanted}, got {str(folder)!r} without {missing[0]}")
-    return [_read(name, path, tokenize, train, validation, test) for name, path in paths.items()]
+    return paths
 
 
 def _read(name: str, path: Path, tokenize: Tokenize, train: int, validation: int, test: int) -> Task:
@@ -89,12 +99,15 @@ def _read(name: str, path: Path, tokenize: Tokenize, train: int, validation: int
         labels = stored.get("labels", [])
         first = tuple(tokenize(f" {label}")[0] for label in labels)
         make = functools.partial(_example, PROMPTS[name], labels, first, tokenize)
+        validation = validation if labels else (validation + 1) // 2
         learn, learn_skipped = _draw(stored["train"], train + validation, make, f"flyk {name} train")
         exam, exam_skipped = _draw(stored["test"], test if labels else (test + 1) // 2, make, f"flyk {name} test")
-    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError) as error:
+    except (OSError, EOFError, ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise ValueError(f"data must hold examples in lists train and test, got {path}: {error!r}") from error
     if len(set(first)) < len(first):
         raise ValueError(f"labels must begin with different tokens, got {labels} in {path}")
+    if len(learn) <= validation or not exam:
+        raise ValueError(f"data must hold over {validation} examples to train on and one to test on, got {path}")
     return Task(name, first, learn[validation:], learn[:validation], exam, learn_skipped + exam_skipped)
 
 
