@@ -37,7 +37,7 @@ def lora(
 
     A run that was stopped goes on where it was when it is started again. The last line printed is the report's path.
     """
-    options = {"layers": layers, "train": train, "test": test, "batch": batch, "seeds": seeds}
+    options: dict[str, Any] = {"layers": layers, "train": train, "test": test, "batch": batch, "seeds": seeds}
     try:
         from flyk._charts import need_matplotlib
         from flyk.adapters.demo.report import write_report

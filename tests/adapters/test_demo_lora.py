@@ -250,6 +250,12 @@ def test_units_of_other_settings_are_not_taken_and_damaged_ones_made_anew(tmp_pa
     assert get("a", 4) == 4
 
 
+def test_committed_page_is_made_of_the_committed_result():
+    folder = Path(__file__).parents[2] / "docs" / "results"
+    stored = json.loads((folder / "lora.json").read_text())
+    assert (folder / "lora.md").read_text() == report.markdown(stored)
+
+
 class Page(HTMLParser):
     """The text of a page, its tables' row lengths, and its JSON."""
 
@@ -279,7 +285,7 @@ class Page(HTMLParser):
 
 def test_report_holds_both_tables_and_the_claims(result, tmp_path):
     path = report.write_report(result, tmp_path / "out")
-    assert sorted(file.name for file in path.parent.iterdir()) == ["report.html", "report.json"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["report.html", "report.json", "report.md"]
     html = path.read_text()
     page = Page(html)
     stored = json.loads((path.parent / "report.json").read_text())
@@ -293,7 +299,8 @@ def test_report_holds_both_tables_and_the_claims(result, tmp_path):
     assert f"{mean:.1f} ± " in page.text
     assert "#010203" not in html
     assert not re.search(r"""(src|href)=["'](http|//)|<link|url\(http""", html), "nothing is fetched"
-    text = report.markdown(stored)
+    text = (path.parent / "report.md").read_text()
+    assert text == report.markdown(stored)
     for lines in re.findall(r"(?:^\|.*\|\n)+", text, re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in lines.splitlines()}) == 1
 
@@ -319,7 +326,7 @@ def test_command_ends_with_the_report(made, tmp_path, monkeypatch):
     stored = json.loads((tmp_path / "report.json").read_text())
     assert stored["cost"]["peak"] is None
     assert stored["search"][FLY.name] == {"0.01": None}
-    assert stored["command"].startswith(f"flyk demo lora --data {made[0]}")
+    assert stored["command"].endswith("--layers 2 --train 64 --test 40 --seeds 1 --rate 0.01")
 
 
 @pytest.mark.parametrize(

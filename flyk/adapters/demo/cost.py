@@ -98,7 +98,7 @@ def _calls(rows: int, d: int, m: int) -> dict[str, Callable[[], Any]]:
     values, indices, bias, scale = layer.projection.values, layer.projection.indices, layer.routing_bias, layer.scale
     fixed, B = dense(values, indices, d), torch.randn(m, 32, requires_grad=True)
 
-    def both(leaves: list[Tensor], forward: Callable[[], Tensor]) -> Callable[[], Any]:
+    def both(leaves: list[Tensor], forward: Callable[[], Any]) -> Callable[[], Any]:
         return lambda: torch.autograd.grad(forward(), leaves, grad)
 
     def lora(r: int, frozen: bool) -> Callable[[], Any]:

@@ -44,8 +44,9 @@ def load(folder: Path | None) -> tuple[Any, Callable[[str], list[int]], str]:
         model = transformers.AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, dtype=torch.float32, **options
         )
-        model.model.layers, model.lm_head  # noqa: B018
-    except (OSError, ValueError, AttributeError) as error:
+        if not hasattr(getattr(model, "model", None), "layers"):
+            raise ValueError(f"a {type(model).__name__} has no model.layers")
+    except (OSError, ValueError) as error:
         why = str(error).splitlines()[0]
         raise ValueError(
             f"model must be a folder with a language model of Llama's form, got {folder}: {why}"

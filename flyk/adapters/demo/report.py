@@ -10,12 +10,15 @@ import numpy as np
 
 from flyk import _page
 from flyk._charts import INK, STYLES, svg
+from flyk._files import write_whole
 from flyk.adapters.demo import tables
 
 
 def write_report(result: dict[str, Any], folder: Path) -> Path:
-    """Writes report.json and report.html into `folder`, each whole or not at all, and returns the HTML's path."""
+    """Writes report.json, .html and .md into `folder`, each whole or not at all, and returns the HTML's path."""
     result = _page.finite(result)
+    with write_whole(folder / "report.md") as part:
+        part.write_text(markdown(result), encoding="utf-8")
     made = tables.tables(result)
     parts = [_head(result), *(_section(table) for table in made[:2]), _chart(result)]
     parts += [_section(table) for table in made[2:]]
@@ -26,8 +29,7 @@ def write_report(result: dict[str, Any], folder: Path) -> Path:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The same tables as a page of Markdown."""
-    result = _page.finite(result)
+    """The same tables as a page of Markdown, of a result that is finite."""
     return "\n".join(["# FlyLoRA on a language model\n", _about(result) + "\n", *map(_lines, tables.tables(result))])
 
 

@@ -84,9 +84,12 @@ class Work:
         rows += [row for example in (*searched, *task.test) for row in example.rows]
         return network.states(self.lower, rows)
 
-    def train(self, method: Method, number: int, seed: int, rate: float) -> tuple[Any, dict[str, Any]]:
-        """A model trained on a task, and what its training took; order and A depend on task and seed alone."""
+    def train(
+        self, method: Method, number: int, seed: int, rate: float, *, half: bool = False
+    ) -> tuple[Any, dict[str, Any]]:
+        """A model trained on a task, or on half of it, and what that took; order and A depend on task and seed."""
         rows = [example.right for example in self.tasks[number].train]
+        rows = rows[: -(-len(rows) // 2)] if half else rows
         states, own = self.states(number), 1000 * seed + number
         model = adapt(self.network, method, own)
         parts = network.order(rows, self.settings.batch, own)
@@ -159,13 +162,14 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _search(work: Work, method: Method) -> dict[float, float]:
-    """Rate to the mean accuracy on validation examples of two tasks; one rate needs no search."""
+    """Rate to the mean accuracy on validation examples of two tasks after half a pass; one rate needs no search."""
     rates = work.settings.rates
     if len(rates) == 1:
         return {rates[0]: float("nan")}
 
     def try_rate(rate: float, number: int) -> float:
-        return work.accuracy(work.train(method, number, SEARCH_SEED, rate)[0], number, validation=True)
+        model, _ = work.train(method, number, SEARCH_SEED, rate, half=True)
+        return work.accuracy(model, number, validation=True)
 
     numbers = {task.name: number for number, task in enumerate(work.tasks) if task.name in SEARCHED}
     found = {
@@ -244,6 +248,6 @@ def command(settings: Settings) -> str:
     for option in fields(settings):
         value = getattr(settings, option.name)
         if value != option.default:
-            values = value if isinstance(value, tuple) else (value,)
-            words += [word for each in values for word in (f"--{option.name.rstrip('s')}", str(each))]
+            name, values = ("rate", value) if option.name == "rates" else (option.name, [value])
+            words += [word for each in values for word in (f"--{name}", str(each))]
     return shlex.join(words)

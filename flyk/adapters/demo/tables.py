@@ -34,7 +34,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
 def alone(result: dict[str, Any]) -> Table:
     """As the paper's Table 1."""
     names, size = [task["name"] for task in result["tasks"]], result["model"]["parameters"]
-    rows = [("no adapter", "–", "–", *(points(value) for value in (*result["frozen"], np.mean(result["frozen"]))))]
+    frozen = (points(value) for value in (*result["frozen"], np.mean(result["frozen"])))
+    rows: list[tuple[str, ...]] = [("no adapter", "–", "–", *frozen)]
     for name, found in result["alone"].items():
         count = result["cost"]["parameters"][name]
         shares = (f"{count[key]:,} ({100 * count[key] / size:.3f} %)" for key in ("trained", "used"))
@@ -183,8 +184,8 @@ def rates(result: dict[str, Any]) -> Table:
         "Learning rates",
         ("", *(f"{float(rate):g}" for rate in grid), "chosen"),
         rows,
-        f"Mean accuracy in % on validation examples of {' and '.join(result['searched'])}, by a seed of its own; – "
-        "where there was one rate and no search. A method's best rate serves all its runs.",
+        f"Mean accuracy in % on validation examples of {' and '.join(result['searched'])} after training on half the "
+        "examples with a seed of its own; – where there was one rate and no search. The best serves all runs.",
     )
 
 
@@ -249,11 +250,11 @@ def spread(values: NDArray[np.float64]) -> str:
     return points(float(np.mean(values))) + deviation
 
 
-def points(value: float | None) -> str:
+def points(value: Any) -> str:
     return "–" if value is None else f"{100 * value:.1f}".replace("-", "−")
 
 
-def signed(value: float) -> str:
+def signed(value: Any) -> str:
     return f"{100 * value:+.1f}".replace("-", "−")
 
 

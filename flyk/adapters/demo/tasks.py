@@ -43,7 +43,7 @@ class Example:
 
     @property
     def right(self) -> Row:
-        return self.rows[self.gold] if len(self.rows) > 1 else self.rows[0]
+        return self.rows[self.gold if len(self.rows) > 1 else 0]
 
 
 @dataclass(frozen=True)
