@@ -51,7 +51,7 @@ def _about(result: dict[str, Any]) -> str:
     own = result["settings"]
     return (
         f"LoRA, LoRA-FA (both by PEFT) and FlyLoRA (by flyk) on {result['model']['name']}: each of "
-        f"{len(result['tasks'])} tasks learned alone with {own['seeds']} seeds, then the adapters of all tasks merged "
+        f"{len(result['tasks'])} tasks learned alone, by {own['seeds']} seed{'s' * (own['seeds'] > 1)}, then the adapters of all tasks merged "
         "into one."
     )
 

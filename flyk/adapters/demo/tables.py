@@ -92,7 +92,7 @@ def claims(result: dict[str, Any]) -> Table:
         (
             "It loses less by merging than LoRA r8 and r32",
             "−2.02 against −6.48 and −4.91 points (MMLU); −43.05 against −60.34 and −59.66 (ScienceQA)",
-            f"{listed(change, FLY, R8, R32)} points, mean of the tasks",
+            f"{listed(change, FLY, R8, R32, sign='+')} points, mean of the tasks",
             verdict(change[FLY] - change[mildest]),
         ),
         (
@@ -104,7 +104,7 @@ def claims(result: dict[str, Any]) -> Table:
         (
             "Frozen A helps merging",
             "38.86 frozen, 34.43 trained, after merging",
-            f"{listed(change, FA, R32)} points (LoRA-FA against LoRA, r 32)",
+            f"{listed(change, FA, R32, sign='+')} points (LoRA-FA against LoRA, r 32)",
             verdict(change[FA] - change[R32]),
         ),
         (
@@ -230,8 +230,10 @@ def columns(found: Sequence[Sequence[float]]) -> list[NDArray[np.float64]]:
     return [*values.T, values.mean(1)]
 
 
-def listed(values: dict[str, NDArray[np.float64]], *names: str) -> str:
-    first, *others = (spread(values[name].mean(1)) for name in names)
+def listed(values: dict[str, NDArray[np.float64]], *names: str, sign: str = "") -> str:
+    """Means of the tasks, with `sign` before those above zero."""
+    means = [values[name].mean(1) for name in names]
+    first, *others = (sign * int(mean.mean() > 0) + spread(mean) for mean in means)
     return f"{first} against {' and '.join(others)}"
 
 
