@@ -48,11 +48,11 @@ def _section(table: tables.Table) -> str:
 
 
 def _about(result: dict[str, Any]) -> str:
-    own = result["settings"]
+    seeds = result["settings"]["seeds"]
     return (
         f"LoRA, LoRA-FA (both by PEFT) and FlyLoRA (by flyk) on {result['model']['name']}: each of "
-        f"{len(result['tasks'])} tasks learned alone, by {own['seeds']} seed{'s' * (own['seeds'] > 1)}, then the adapters of all tasks merged "
-        "into one."
+        f"{len(result['tasks'])} tasks learned alone, by {seeds} seed{'s' * (seeds > 1)}, then the adapters of all tasks "
+        "merged into one."
     )
 
 
