@@ -66,6 +66,6 @@ def summary(result: dict[str, Any]) -> str:
 
     parts = []
     for table in (alone(result), merged(result)):
-        rows = [(row[0], *row[-len(result["tasks"]) - 1 :]) for row in (table.head, *table.rows)]
+        rows = [row[: len(result["tasks"]) + 2] for row in (table.head, *table.rows)]
         parts.append(f"{table.title}, accuracy in %\n{columns(rows, right=range(1, len(rows[0])))}")
     return "\n\n".join(parts)

@@ -51,8 +51,8 @@ def _about(result: dict[str, Any]) -> str:
     seeds = result["settings"]["seeds"]
     return (
         f"LoRA, LoRA-FA (both by PEFT) and FlyLoRA (by flyk) on {result['model']['name']}: each of "
-        f"{len(result['tasks'])} tasks learned alone, by {seeds} seed{'s' * (seeds > 1)}, then the adapters of all tasks "
-        "merged into one."
+        f"{len(result['tasks'])} tasks learned alone, by {seeds} seed{'s' * (seeds > 1)}, then the adapters of all "
+        "tasks merged into one."
     )
 
 

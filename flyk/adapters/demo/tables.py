@@ -35,14 +35,14 @@ def alone(result: dict[str, Any]) -> Table:
     """As the paper's Table 1."""
     names, size = [task["name"] for task in result["tasks"]], result["model"]["parameters"]
     frozen = (points(value) for value in (*result["frozen"], np.mean(result["frozen"])))
-    rows: list[tuple[str, ...]] = [("no adapter", "–", "–", *frozen)]
+    rows: list[tuple[str, ...]] = [("no adapter", *frozen, "–", "–")]
     for name, found in result["alone"].items():
         count = result["cost"]["parameters"][name]
         shares = (f"{count[key]:,} ({100 * count[key] / size:.3f} %)" for key in ("trained", "used"))
-        rows.append((name, *shares, *(spread(values) for values in columns(found))))
+        rows.append((name, *(spread(values) for values in columns(found)), *shares))
     return Table(
         "Each task alone",
-        ("", "trained", "of them used by a token", *names, "mean"),
+        ("", *names, "mean", "trained", "of them used by a token"),
         rows,
         "Accuracy in %, mean ± standard deviation over seeds; in brackets the share of the whole model's parameters. "
         "The paper counts for FlyLoRA what a token uses; Adam's states cover what is trained.",
