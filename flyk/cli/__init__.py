@@ -1,6 +1,7 @@
 """The command line: flyk info, check, bench, kernels, demo and merge.
 
-A command is the function of its own name in the file of that name, imported when it is asked for.
+A command is the function of its own name in the file of that name, imported when it is asked for; where that file has
+an `app`, it is a command with commands of its own.
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command = typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(cmd_name)(getattr(importlib.import_module(f"flyk.cli.{cmd_name}"), cmd_name))
+        file = importlib.import_module(f"flyk.cli.{cmd_name}")
+        command = getattr(file, "app", None)
+        if command is None:
+            command = typer.Typer(add_completion=False, rich_markup_mode=None)
+            command.command(cmd_name)(getattr(file, cmd_name))
         return typer.main.get_command(command)
 
     def invoke(self, ctx: Any) -> Any:
