@@ -21,7 +21,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test test-timm test-pythons ctest fuzz lint docs bench gpu ext cuda clean
+.PHONY: help run test test-timm test-pythons ctest fuzz lint docs bench continual gpu ext cuda clean
 help:  ## This list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
@@ -72,6 +72,9 @@ bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the READM
 	$(BIN)/flyk bench --scaling --json bench/results/scaling/$(RUN).json --plot bench/results/scaling/$(RUN).svg
 	$(BIN)/flyk bench --memory --json bench/results/memory/$(RUN).json
 	$(BIN)/python bench/table.py
+
+continual: $(VENV)/.test  ## Every run behind docs/results/continual.md, those that are done left out; FLYK_DATA has the data
+	HF_HUB_OFFLINE=1 $(BIN)/python bench/continual.py
 
 gpu:  ## On a GPU machine, with the torch that PYTHON has: build, check, measure and tune there, in eight minutes
 	$(PYTHON) bench/gpu.py

@@ -1,4 +1,4 @@
-"""The command line: flyk info, check, bench, kernels, demo and merge.
+"""The command line: flyk info, check, bench, kernels, demo, continual and merge.
 
 A command is the function of its own name in the file of that name, imported when it is asked for; where that file has
 an `app`, it is a command with commands of its own.
@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 
 import flyk
 
-COMMANDS = ("info", "check", "bench", "kernels", "demo", "merge")
+COMMANDS = ("info", "check", "bench", "kernels", "demo", "continual", "merge")
 
 
 class Commands(TyperGroup):
@@ -39,7 +39,7 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo(f"flyk {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             typer.echo(f"flyk {ctx.invoked_subcommand}: {error}", err=True)
             raise typer.Exit(2) from None
 

@@ -117,6 +117,27 @@ class PromptPool(nn.Module):
         finally:
             self._active = None
 
+    @contextmanager
+    def show(self, prompts: Tensor) -> Iterator[None]:
+        """As `use`, but with prompts that were computed elsewhere, as methods do that mix them for each row.
+
+        Args:
+            prompts: (N, len(layers), length, embed_dim), those of each row; gradients reach them.
+
+        Raises:
+            ValueError, TypeError: a shape that does not fit; within it also a backbone's number of rows.
+            RuntimeError: `use` or `show` is entered already.
+        """
+        _ops_check.dtype("prompts", prompts)
+        _ops_check.shape("prompts", prompts, "N", len(self.layers), self.length, self.embed_dim)
+        if self._active is not None:
+            raise RuntimeError("use is entered already: leave it before it is entered again")
+        self._active = _Active(prompts, torch.arange(len(prompts), device=prompts.device))
+        try:
+            yield
+        finally:
+            self._active = None
+
     def _read(self, expert_ids: int | Tensor) -> _Active:
         if not isinstance(expert_ids, Tensor):
             return _Active(self.prompts[_check.integer("expert_ids", expert_ids, 0, self.num_experts - 1)][None], None)
