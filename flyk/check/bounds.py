@@ -107,6 +107,17 @@ def clear_winners(
     return best[..., k - 1] - best[..., k] > 2 * _margin(y, slack, bias, eps)
 
 
+def clear_order(
+    y: Tensor, slack: Tensor, k: int, *, bias: Tensor | None = None, selection: str = "magnitude", eps: float = 0.0
+) -> Tensor:
+    """(..., k) bool: the places among the winners whose holder no rounding within `slack` can exchange for another."""
+    best = score(y, bias, selection).sort(dim=-1, descending=True).values[..., :k]
+    margin = _margin(y, slack, bias, eps)[..., None]
+    apart = (best[..., :-1] - best[..., 1:] > 2 * margin) | (margin == 0)  # equal scores stand in the indices' order
+    ends = torch.ones_like(best[..., :1], dtype=torch.bool)
+    return torch.cat((ends, apart), -1) & torch.cat((apart, ends), -1) if k else ends
+
+
 def winners(a: Arguments, y: Tensor, slack: Tensor, got: Tensor, at: Tensor, r: Rounding) -> Iterable[Claim]:
     """Valid winners of activations that are `y` within `slack`."""
     k, bias = a["k"], a["bias"]

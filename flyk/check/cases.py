@@ -68,7 +68,8 @@ class Draw:
         return torch.randint(-1, 2, shape, generator=self.generator).to(self.case.dtype)
 
     def ids(self, n: int, *shape: int) -> Tensor:
-        return self.lay(torch.randint(0, n, shape, generator=self.generator))
+        """From 0 to n - 1; where n is 0 there may be none."""
+        return self.lay(torch.randint(0, max(1, n), shape, generator=self.generator))
 
     def lay(self, t: Tensor) -> Tensor:
         """`t` on the device, in the case's strides."""

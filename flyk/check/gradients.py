@@ -11,7 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flyk.check.bounds import Arguments, Rounding, activations, clear_winners, expansion, softmaxes, solution_slack
+from flyk.check.bounds import (
+    Arguments,
+    Rounding,
+    activations,
+    clear_order,
+    clear_winners,
+    expansion,
+    softmaxes,
+    solution_slack,
+)
 from flyk.ops import _check
 from flyk.ops.project import dense
 from flyk.ops.winner_take_all import reference as pick
@@ -39,7 +48,10 @@ def clear(operator: str, a: Arguments, r: Rounding) -> Tensor | bool:
         y = y.relu()
     chosen = {"bias": a["bias"], "selection": a["selection"]}
     rows = clear_winners(y, slack, a["k"], **chosen, eps=r.eps)[..., None]
-    return rows if operator == "fly_lora" else rows & signs.gather(-1, pick(y, a["k"], **chosen)[1])
+    if operator == "fly_lora":
+        return rows
+    slots = clear_order(y, slack, a["k"], **chosen, eps=r.eps)
+    return rows & slots & signs.gather(-1, pick(y, a["k"], **chosen)[1])
 
 
 def _matrix(a: Arguments, inputs: int) -> Tensor:

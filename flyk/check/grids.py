@@ -117,7 +117,7 @@ def gram_(draw: Draw) -> Arguments:
     n, m, classes = draw.case.sizes
     return {
         **_statistics(draw, m, classes),
-        **{"phi": draw.floats(n, m), "labels": draw.ids(classes, n) if n else torch.empty(0, dtype=torch.int64)},
+        **{"phi": draw.floats(n, m), "labels": draw.ids(classes, n)},
         **draw.passed("precision"),
     }
 
@@ -223,7 +223,7 @@ def _ensemble() -> Iterator[Case]:
 
 def masked_cross_entropy(draw: Draw) -> Arguments:
     n, classes = draw.case.sizes
-    return {"logits": draw.spoiled(n, classes, **draw.passed("spread")), "target": draw.ids(max(1, classes), n)}
+    return {"logits": draw.spoiled(n, classes, **draw.passed("spread")), "target": draw.ids(classes, n)}
 
 
 def _masked_cross_entropy() -> Iterator[Case]:

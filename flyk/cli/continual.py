@@ -8,10 +8,15 @@ from typing import Annotated
 
 import typer
 
-continual = typer.Typer(no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="Play streams to FlyPrompt and its rivals, compare runs, and take FlyPrompt apart.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
 
 
-@continual.command()
+@app.command()
 def run(
     config: Annotated[Path, typer.Argument(help="A TOML file; see docs/continual.md.")],
     seed: Annotated[
@@ -32,7 +37,7 @@ def run(
         typer.echo(bench.run_config(config, out, changes))
 
 
-@continual.command()
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="Folders that hold finished runs, at any depth.")],
     json_: Annotated[bool, typer.Option("--json", help="The rows as JSON.")] = False,
@@ -45,7 +50,7 @@ def compare(
     typer.echo(json.dumps(rows) if json_ else as_text(rows, markdown))
 
 
-@continual.command()
+@app.command()
 def ablate(
     config: Annotated[Path, typer.Argument(help="A TOML file of the method flyprompt.")],
     seed: Annotated[

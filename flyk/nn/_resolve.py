@@ -15,13 +15,13 @@ TRIAL = 2  # those after which it is asked whether that many will do
 
 
 def resolve(G: Tensor, Q: Tensor, ridge: float, F: Tensor, start: Tensor) -> Tensor | None:
-    """``U = (G + ridge I)⁻¹ Q`` about as exact as of a new factor, or None where `LIMIT` iterations won't do.
+    """``U = (G + ridge I)⁻¹ Q`` about as exact as by a new factor without refinement, or None.
 
-    Hestenes and Stiefel's method on each column, preconditioned by ``A₀ = Fᵀ F`` of an earlier, smaller G. Rows that
-    resemble those before leave A₀⁻¹ A near the identity, and a few iterations do. Rows in directions that A₀ had at
-    the ridge alone, as where there were fewer than M, take about one iteration each: after `TRIAL` the residuals tell.
-    An iteration takes 6 M² T operations and reads the lower triangle of G once and that of F twice; of memory it takes
-    a few (M, T).
+    None where `LIMIT` iterations won't do. Hestenes and Stiefel's method on each column, preconditioned by
+    ``A₀ = Fᵀ F`` of an earlier, smaller G. Rows that resemble those before leave A₀⁻¹ A near the identity, and a few
+    iterations do. Rows in directions that A₀ had at the ridge alone, as where there were fewer than M, take about one
+    iteration each: after `TRIAL` the residuals tell. An iteration takes 6 M² T operations and reads the lower triangle
+    of G once and that of F twice; of memory it takes a few (M, T).
 
     Args:
         G, Q: (M, M), whose lower triangle is the truth, and (M, T).
@@ -30,7 +30,7 @@ def resolve(G: Tensor, Q: Tensor, ridge: float, F: Tensor, start: Tensor) -> Ten
     """
     # All that follows is transposed, (T, M): products with rows of G are fastest so.
     U = start.t().clone(memory_format=torch.contiguous_format)
-    residual = Q.t() - _times(U, G, ridge)
+    residual = Q.t() - times(U, G, ridge)
     # Cholesky leaves in each entry of A an error of about eps times A's diagonal, of either sign, so in U's residual
     # sqrt(M) of it for each unit of U. (Measured: 1 to 7 times that; half of what is allowed here is G's own product.)
     allowance = 2 * torch.finfo(G.dtype).eps * G.shape[0] ** 0.5 * (G.diagonal().mean() + ridge)
@@ -46,19 +46,19 @@ def resolve(G: Tensor, Q: Tensor, ridge: float, F: Tensor, start: Tensor) -> Ten
         z = substitute(F, residual.t()).t()
         energy = (residual * z).sum(1, keepdim=True)
         direction = z + torch.where(open_, energy / before, 0) * direction
-        product = _times(direction, G, ridge)
+        product = times(direction, G, ridge)
         step = torch.where(open_, energy / (direction * product).sum(1, keepdim=True), 0)
         U += step * direction
         residual -= step * product
         before = energy
 
 
-def _times(x: Tensor, G: Tensor, ridge: float) -> Tensor:
-    """``x (G + ridge I)`` for x (T, M), from the lower triangle of G."""
+def times(x: Tensor, G: Tensor, ridge: float) -> Tensor:
+    """``x (G + ridge I)`` in the dtype of x (T, M), from the lower triangle of G."""
     y = x * ridge
     for begin in range(0, G.shape[0], PANEL):
         rows = slice(begin, begin + PANEL)
-        square, left = G[rows, rows], G[rows, :begin]
+        square, left = G[rows, rows].to(x.dtype), G[rows, :begin].to(x.dtype)
         y[:, rows].addmm_(x[:, rows], square.tril().t()).addmm_(x[:, rows], square.tril(-1))
         y[:, rows].addmm_(x[:, :begin], left.t())
         y[:, :begin].addmm_(x[:, rows], left)

@@ -54,11 +54,11 @@ def check_factor(fault: Tensor, ridge: float) -> None:
         raise ValueError(f"ridge must make G + ridge I positive definite, got {ridge}: pivot {int(fault)} is not")
 
 
-def factor(G: Tensor, ridge: float) -> Tensor:
-    """The upper triangular F of ``G + ridge I = Fᵀ F``, made in one copy of G; differentiable in nothing."""
+def factor(G: Tensor, ridge: float, dtype: torch.dtype | None = None) -> Tensor:
+    """The upper triangular F of ``G + ridge I = Fᵀ F``, made in one copy of G, in G's dtype or another."""
     # The transpose of a row-major copy is what LAPACK wants, so it is factored in place: one copy of G where the
     # reference makes three.
-    F = G.clone(memory_format=torch.contiguous_format).mT
+    F = G.to(dtype or G.dtype, copy=True, memory_format=torch.contiguous_format).mT
     F.diagonal().add_(ridge)
     fault = torch.empty((), dtype=torch.int32, device=G.device)
     torch.linalg.cholesky_ex(F, upper=True, out=(F, fault))

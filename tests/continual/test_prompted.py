@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from made_material import pictures
 
 from flyk.continual.batch import Batch
 from flyk.continual.methods import Setting, make_method
-from made_material import pictures
 
 
 @pytest.fixture(scope="module")

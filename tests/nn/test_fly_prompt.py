@@ -14,6 +14,7 @@ from backbones import WIDTH
 from safetensors.torch import load, save
 from torch import nn
 
+from flyk import checkpoint
 from flyk.nn import REAR, FlyPrompt
 from flyk.ops import masked_cross_entropy
 
@@ -283,3 +284,19 @@ def test_sentences_of_two_topics_with_a_real_text_encoder():
     for expert, (batch, target) in enumerate(zip(batches, labels, strict=True)):
         assert model.route(batch).tolist() == 4 * [expert]
         assert torch.equal(model.predict(batch).argmax(1), target)
+
+
+def test_a_checkpoint_brings_it_back_and_a_damaged_one_is_refused(tmp_path):
+    model, other, path = model_of(), model_of(), tmp_path / "x.safetensors"
+    for expert in range(2):
+        learn(model, expert)
+    checkpoint.save(path, model.state_dict())
+    other.load_state_dict(checkpoint.load(path))
+    x = backbones.images(4, seed=9)
+    assert torch.equal(other.predict(x), model.predict(x))
+    assert other.current == model.current == 1
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="whose checksum does not hold"):
+        checkpoint.load(path)

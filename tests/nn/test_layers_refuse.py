@@ -1,10 +1,22 @@
 """Bad arguments of every layer: one sentence that names the argument, what came and what was wanted."""
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
-from flyk.nn import REAR, FlyLoRALinear, TaskGatedFlyLoRALinear, TE2Head
+import flyk.nn
+from flyk.nn import (
+    REAR,
+    FlyLoRALinear,
+    KernelREAR,
+    RandomProjection,
+    ShardedREAR,
+    TaskGatedFlyLoRALinear,
+    TE2Head,
+    plan_rear,
+)
 
 NAN, F = float("nan"), torch.zeros
 
@@ -96,6 +108,40 @@ CASES = [
     (lambda: rear()(F(2, 8, device="meta")), ValueError, r"h must be on the module's device, cpu, got meta"),
     (lambda: rear()(F(2, 8, dtype=LONG)), TypeError, r"h must be of dtype .*, got int64"),
     (lambda: rear().merge_(te2()), TypeError, r"other must be a REAR, got TE2Head"),
+    (lambda: rear(nonfinite="skip"), ValueError, r"nonfinite must be one of 'refuse', 'drop', 'ignore', got 'skip'"),
+    (
+        lambda: rear(expansion=2**40),
+        ValueError,
+        r"expansion must need at most the .* of memory .* got one that needs .*B",
+    ),
+    (
+        lambda: rear(flush_rows=2**50),
+        ValueError,
+        r"flush_rows must need at most the .* of memory .* got one that needs",
+    ),
+    (lambda: setattr(rear(), "ridge", -1.0), ValueError, r"ridge must be finite and at least 0, got -1.0"),
+    (lambda: rear().choose_ridge(), ValueError, r"choose_ridge needs at least one row .*, got none"),
+    (lambda: rear().save("x.pt"), ValueError, r"path must end with .safetensors, got x.pt"),
+    (
+        lambda: REAR.load("none.safetensors"),
+        ValueError,
+        r"path must name a checkpoint that can be read whole, got none",
+    ),
+    # KernelREAR, ShardedREAR, plan_rear
+    (lambda: KernelREAR(8, 3, 16, k=17), ValueError, r"k must be from 1 to 16, got 17"),
+    (lambda: KernelREAR(8, 3, 16).update(F(2, 7), 0), ValueError, r"h must have 8 features in its last dimension"),
+    (lambda: KernelREAR(8, 3, 16).merge_(rear()), TypeError, r"other must be a KernelREAR, got REAR"),
+    (lambda: ShardedREAR(8, 3, 16, tolerance=2), ValueError, r"tolerance must be from 0 to 1, got 2"),
+    (lambda: ShardedREAR(8, 3, 16, limit=0.5), TypeError, r"limit must be an int, got float"),
+    (lambda: ShardedREAR(8, 3, 16).update(F(2, 8), 3), ValueError, r"expert must be from 0 to 2, got 3"),
+    (lambda: plan_rear(0, 3, 16, rows=5), ValueError, r"in_features must be at least 1, got 0"),
+    (lambda: plan_rear(8, 3, 16, rows=-1), ValueError, r"rows must be at least 0, got -1"),
+    (lambda: plan_rear(8, 3, "16", rows=1), TypeError, r"expansion must be an int, got str"),
+    # RandomProjection
+    (lambda: RandomProjection(8, 4, kind="dense"), ValueError, r"kind must be one of .*, got 'dense'"),
+    (lambda: RandomProjection(8, 4, kind="binary"), ValueError, r"nnz must be given for kind 'binary'.*, got None"),
+    (lambda: RandomProjection(8, 4, kind="gaussian", nnz=2), ValueError, r"nnz must be None for kind 'gaussian'"),
+    (lambda: RandomProjection(8, 4, kind="gaussian")(F(2, 7)), ValueError, r"x must have 8 features"),
     # TE2Head
     (lambda: te2(num_classes=0), ValueError, r"num_classes must be at least 1, got 0"),
     (lambda: te2(num_experts=0), ValueError, r"num_experts must be at least 1, got 0"),
@@ -110,6 +156,13 @@ CASES = [
     (lambda: started().predict(F(2, 8), F(2)), TypeError, r"expert_ids must be of dtype int64, got float32"),
     (lambda: started().predict(F(2, 8), 1, F(4)), TypeError, r"seen must be of dtype bool, got float32"),
 ]
+
+
+def test_every_layer_has_cases():
+    """Those of prompts and of FlyPrompt stand in their own files."""
+    text = Path(__file__).read_text()
+    unnamed = {name for name in flyk.nn.__all__ if f"{name}(" not in text}
+    assert unnamed == {"FlyPrompt", "PromptHandle", "PromptPool"}
 
 
 @pytest.mark.parametrize(("call", "error", "sentence"), CASES, ids=range(len(CASES)))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyk.nn import REAR, rear
+from flyk.nn import REAR, _router, _solve
 from flyk.ops import ridge_solve
 from flyk.ops.ridge_solve import factor
 
@@ -254,7 +254,8 @@ def test_added_experts_learn_as_if_they_had_been_there():
 
 def test_the_solution_is_kept_until_the_next_update(monkeypatch):
     solved = []
-    monkeypatch.setattr(rear, "ridge_solve", lambda *args: solved.append(1) or torch.linalg.solve(*args[:2]))
+    solve = _solve.solve
+    monkeypatch.setattr(_solve, "solve", lambda *args, **options: solved.append(1) or solve(*args, **options))
     module = router(ridge=0.0)
     module.G.copy_(torch.eye(M))
     module.Q.normal_()
@@ -267,6 +268,8 @@ def test_the_solution_is_kept_until_the_next_update(monkeypatch):
         module.G.copy_(torch.eye(M))
         module.solve()
         assert len(solved) == count + 1
+    module.ridge = 2.0  # another ridge is another solution
+    torch.testing.assert_close(module.solve(), ridge_solve(module.G, module.Q, 2.0))
 
 
 def test_rows_are_copied_and_no_graph_is_kept():
@@ -296,9 +299,9 @@ def test_scores_are_differentiable_in_h():
 
 
 def test_memory_is_bounded_by_blocks(monkeypatch):
-    seen, project = [], rear.project
+    seen, project = [], _router.project
     monkeypatch.setattr(
-        rear, "project", lambda h, *args, **options: seen.append(len(h)) or project(h, *args, **options)
+        _router, "project", lambda h, *args, **options: seen.append(len(h)) or project(h, *args, **options)
     )
     module = fed(*stream(30))
     x = stream(2500)[0]
@@ -329,15 +332,16 @@ def test_a_kept_factor_gives_the_full_solution_after_more_rows(monkeypatch, dtyp
     kept.G.masked_fill_(torch.ones(M, M, dtype=torch.bool).triu(1), torch.nan)  # must not be read
     kept.update(h[390:], labels[390:])
     kept.flush()
-    monkeypatch.setattr(rear, "factor", lambda *_: pytest.fail("factored anew"))
+    wanted = whole.solve()
+    monkeypatch.setattr(_solve, "factor", lambda *_: pytest.fail("factored anew"))
     rtol, atol = (1e-3, 1e-6) if dtype == torch.float32 else (1e-7, 1e-11)
-    torch.testing.assert_close(kept.solve().double(), whole.solve(), rtol=rtol, atol=atol)
+    torch.testing.assert_close(kept.solve().double(), wanted, rtol=rtol, atol=atol)
 
 
 def test_a_factor_that_no_longer_serves_is_made_anew(monkeypatch):
     h, labels = stream(400)
     kept, made = router(keep_factor=True, ridge=1e-6), []
-    monkeypatch.setattr(rear, "factor", lambda *a: made.append(1) or factor(*a))
+    monkeypatch.setattr(_solve, "factor", lambda *a: made.append(1) or factor(*a))
     kept.update(h[:3], labels[:3])
     kept.solve()
     kept.update(1e3 * h[3:], labels[3:])  # directions that the first factor has at the ridge alone

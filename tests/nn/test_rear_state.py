@@ -41,7 +41,7 @@ def test_state_is_tensors_alone_and_survives_safetensors():
     h, labels = stream()
     module = fed(h, labels, flush_rows=100)  # nothing has been flushed yet
     state = load(save(module.state_dict()))
-    assert set(state) == {"G", "Q", "counts", "projection.seed"}
+    assert set(state) == {"kind", "G", "Q", "counts", "dropped", "projection.seed"}
     assert torch.equal(state["G"], state["G"].tril())
     torch.manual_seed(9)
     other = router(seed=8)
@@ -58,7 +58,7 @@ def test_state_in_a_larger_model_and_into_itself():
     h, labels = stream()
     module = fed(h, labels)
     model = nn.Sequential(nn.Identity(), module)
-    assert set(model.state_dict()) == {"1.G", "1.Q", "1.counts", "1.projection.seed"}
+    assert set(model.state_dict()) == {"1.kind", "1.G", "1.Q", "1.counts", "1.dropped", "1.projection.seed"}
     wanted = module(h)
     model.load_state_dict(model.state_dict())
     assert torch.equal(module(h), wanted)

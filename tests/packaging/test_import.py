@@ -30,3 +30,10 @@ def test_one_version(python: Callable[..., str], root: Path) -> None:
     (latest, *_) = re.findall(r"^## (\d+\.\d+\.\d+)", (root / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert latest == flyk.__version__
     assert python("setup.py", "--quiet", "--version", cwd=root).split()[-1] == latest
+
+
+def test_any_torch_from_2_10_will_do(root: Path) -> None:
+    """What is built knows no torch, so the package asks for none in particular, and for none to build with."""
+    text = (root / "pyproject.toml").read_text()
+    assert re.findall(r'"torch[^"a-z-]*"', text) == ['"torch>=2.10"']
+    assert not re.search(r"^requires = .*torch", text, re.MULTILINE)
