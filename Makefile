@@ -14,14 +14,16 @@ JOBS   ?= 2
 CASES  ?= 10000
 RUNS   ?= 100000
 CLANG  ?= clang++
+# Of `make test-pythons`.
+PYTHONS ?= $(PYTHON)
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-warn-conflicts
 BUILD := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 
-.PHONY: help run test test-timm ctest fuzz lint bench gpu ext cuda clean
+.PHONY: help run test test-timm test-pythons ctest fuzz lint docs bench continual gpu ext cuda clean
 help:  ## This list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 run: $(VENV)/.demo  ## Virtual environment, build, then check, quick benchmark and demo; the report's path comes last
 	$(BIN)/flyk check
@@ -34,6 +36,9 @@ test: lint  ## Lint, types and every test, in the same virtual environment
 
 test-timm: .venv-timm/.done  ## The tests of prompts on timm's models, which want another torch (5.5 GB, in .venv-timm)
 	PYTHONPATH=. .venv-timm/bin/python -m pytest tests/timm
+
+test-pythons:  ## Build, import and check by each of PYTHONS="python3.10 ...", every one with a torch of its own
+	@for python in $(PYTHONS); do $$python tests/packaging/try_python.py || exit; done
 
 ctest:  ## The tests of csrc, plain and then under the address and undefined-behaviour sanitizers; needs no Python
 	@for sanitize in OFF ON; do \
@@ -56,6 +61,10 @@ lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
+docs: $(VENV)/.docs  ## The documents with pictures from real runs, into build/docs; a warning is an error
+	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
+	@echo build/docs/index.html
+
 bench: RUN := $(shell uname -m)-$(shell date +%F)
 bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the README and docs; wants an idle machine
 	mkdir -p bench/results/scaling bench/results/memory
@@ -63,6 +72,9 @@ bench: $(VENV)/.test  ## Speed, scaling and memory into bench/results, the READM
 	$(BIN)/flyk bench --scaling --json bench/results/scaling/$(RUN).json --plot bench/results/scaling/$(RUN).svg
 	$(BIN)/flyk bench --memory --json bench/results/memory/$(RUN).json
 	$(BIN)/python bench/table.py
+
+continual: $(VENV)/.test  ## Every run behind docs/results/continual.md, those that are done left out; FLYK_DATA has the data
+	HF_HUB_OFFLINE=1 $(BIN)/python bench/continual.py
 
 gpu:  ## On a GPU machine, with the torch that PYTHON has: build, check, measure and tune there, in eight minutes
 	$(PYTHON) bench/gpu.py
@@ -92,6 +104,10 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 $(VENV)/.test: $(VENV)/.demo
 	$(PIP) --no-build-isolation --editable ".[test,bench]"
 	$(PIP) --no-deps $(REAL)
+	touch $@
+
+$(VENV)/.docs: $(VENV)/.test
+	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 .venv-timm/.done:

@@ -32,15 +32,16 @@ def need_matplotlib() -> Any:
     return matplotlib
 
 
-def svg(draw: Callable[[Any], None], title: str, height: float) -> str:
+def svg(draw: Callable[[Any], None], title: str, height: float, legend: bool = True) -> str:
     """Draws on fresh axes and returns the <svg> element, as wide as its place."""
     matplotlib = need_matplotlib()
     with matplotlib.rc_context(RC):
         figure = matplotlib.figure.Figure(figsize=(5, height), layout="constrained")
         axes = figure.add_subplot()
         draw(axes)
-        axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
-        figure.legend(loc="outside lower left", ncols=1, fontsize=10)
+        if legend:
+            axes.grid(axis="y", color=INK, alpha=0.15, linewidth=0.8)
+            figure.legend(loc="outside lower left", ncols=1, fontsize=10)
         out = io.StringIO()
         figure.savefig(out, format="svg", transparent=True, metadata={"Date": None, "Creator": None})
     text = out.getvalue()

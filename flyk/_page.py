@@ -48,17 +48,21 @@ def write_page(result: dict[str, Any], title: str, parts: Sequence[str], folder:
         folder: made if it is not there.
     """
     text = json.dumps(result, indent=1, allow_nan=False)
-    body, inlined = "\n".join(parts), text.replace("<", "\\u003c")
-    page = (
+    for name, content in (("report.json", text + "\n"), ("report.html", page(title, parts, text))):
+        with write_whole(folder / name) as part:
+            part.write_text(content, encoding="utf-8")
+    return folder / "report.html"
+
+
+def page(title: str, parts: Sequence[str], data: str) -> str:
+    """A whole HTML page that loads nothing; `data` is JSON, kept in the script element "result"."""
+    body, inlined = "\n".join(parts), data.replace("<", "\\u003c")
+    return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{escape(title)}</title>\n<style>{STYLE}</style>\n</head>\n"
         f'<body>\n{body}\n<script type="application/json" id="result">\n{inlined}\n</script>\n</body>\n</html>\n'
     )
-    for name, content in (("report.json", text + "\n"), ("report.html", page)):
-        with write_whole(folder / name) as part:
-            part.write_text(content, encoding="utf-8")
-    return folder / "report.html"
 
 
 def percent(value: float | None, digits: int = 1) -> str:

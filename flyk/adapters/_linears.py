@@ -23,6 +23,8 @@ def features(module: Any) -> tuple[int, int] | None:
 
 def names(argument: str, value: str | Iterable[str]) -> list[str]:
     """`value` as a list of names."""
+    if not isinstance(value, Iterable):
+        raise TypeError(f"{argument} must be names of modules, got {value!r}")
     listed = [value] if isinstance(value, str) else list(value)
     for name in listed:
         if not isinstance(name, str) or not name:
@@ -85,7 +87,7 @@ def refuse(model: nn.Module, name: str, module: nn.Module) -> None:
 
 def check_rank(name: str, r: int, inputs: int, outputs: int) -> None:
     """Refuse ranks beyond use, so that a file from a stranger gets no more memory than the model's own size allows."""
-    most = max(inputs, outputs, 1024)
+    most = max(min(inputs, outputs), 1024)
     if not 1 <= r <= most:
         raise ValueError(f"{name} must be from 1 to {most} for {inputs} inputs and {outputs} outputs, got {r}")
 

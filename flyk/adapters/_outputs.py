@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in modes:
             module.training = training
+
+
+def check_batches(argument: str, value: object) -> None:
+    """Refuse one batch that was given in the place of many."""
+    if isinstance(value, (Tensor, Mapping)) or not isinstance(value, Iterable):
+        raise TypeError(f"{argument} must be a list of batches or a loader, got a {type(value).__name__}")
+
+
+def listed(argument: str, value: Iterable[Any]) -> list[Any]:
+    """The batches, of which there must be one at least."""
+    check_batches(argument, value)
+    batches = list(value)
+    if not batches:
+        raise ValueError(f"{argument} must be at least one batch, got none")
+    return batches
 
 
 def call(model: Callable[..., Any], batch: Any) -> Any:

@@ -26,6 +26,7 @@ def apply(
     bias_update_rate: float = 1e-3,
     dropout: float = 0.0,
     seed: int = 0,
+    detach_input: bool = False,
     exclude_modules: str | Iterable[str] = (),
 ) -> Model:
     """Put a `FlyLoRALinear` around each named linear layer of a model, in place, and freeze all else.
@@ -36,7 +37,7 @@ def apply(
     Args:
         model: any module.
         target_modules: names of linear layers: a whole name, or the end of one after a dot, such as "q_proj".
-        r, k, nnz, alpha, selection, bias_update_rate, dropout: of each layer, see `FlyLoRALinear`.
+        r, k, nnz, alpha, selection, bias_update_rate, dropout, detach_input: of each layer, see `FlyLoRALinear`.
         seed: of the adapter. Each layer's own is made from it and the layer's name; adapters that will be merged must
             have different seeds.
         exclude_modules: names that are left alone though a target fits.
@@ -57,6 +58,7 @@ def apply(
         "selection": selection,
         "bias_update_rate": bias_update_rate,
         "dropout": dropout,
+        "detach_input": detach_input,
     }
 
     def wrap(name: str, base: nn.Module, sizes: tuple[int, int]) -> Adapter:

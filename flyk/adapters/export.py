@@ -13,7 +13,7 @@ from torch.export import Dim, ExportedProgram
 
 from flyk._files import write_whole
 from flyk._packages import need
-from flyk.adapters._outputs import evaluating, outputs, relative_change
+from flyk.adapters._outputs import evaluating, listed, outputs, relative_change
 from flyk.nn._adapter import Adapter
 
 
@@ -42,9 +42,7 @@ def export(
         ValueError: there are no inputs, an adapter is left, or `path` does not end with .pt2.
         ModuleNotFoundError: `int8` without torchao.
     """
-    batches = list(inputs)
-    if not batches:
-        raise ValueError("inputs must be at least one batch, got none")
+    batches = listed("inputs", inputs)
     if path is not None and Path(path).suffix != ".pt2":
         raise ValueError(f"path must end with .pt2, got {path}")
     for name, module in model.named_modules():

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from flyk.adapters._outputs import evaluating, outputs, relative_change
+from flyk.adapters._outputs import evaluating, listed, outputs, relative_change
 from flyk.adapters.apply import unload
 
 
@@ -28,7 +28,7 @@ def merge(model: nn.Module, *, approximate: bool = False, inputs: Iterable[Any] 
     """
     if hasattr(model, "peft_config"):
         raise ValueError("model must not be PEFT's, got one with a peft_config: call its merge_and_unload")
-    batches = [] if inputs is None else list(inputs)
+    batches = [] if inputs is None else listed("inputs", inputs)
     options = {} if not approximate else {"approximate": True}
     with evaluating(model):
         before = outputs(model, batches)

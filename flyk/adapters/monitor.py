@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from flyk._packages import need
-from flyk.adapters._outputs import call, evaluating
+from flyk.adapters._outputs import call, check_batches, evaluating
 from flyk.adapters.apply import adapters
 from flyk.nn import FlyLoRALinear
 from flyk.ops import project_topk
@@ -159,6 +159,8 @@ def task_conflict(model: nn.Module, loaders: Mapping[str, Iterable[Any]]) -> dic
         ValueError: the model has no such layer, or a task no batch.
     """
     layers, tasks = _top_k(model), list(loaders)
+    for task in tasks:
+        check_batches(f"loaders[{task!r}]", loaders[task])
     with evaluating(model):
         sums = [_activations(model, layers, task, loaders[task]) for task in tasks]
     return {name: _conflicts(tasks, torch.stack([each[name] for each in sums])) for name in layers}

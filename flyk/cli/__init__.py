@@ -1,6 +1,7 @@
-"""The command line: flyk info, check, bench, kernels, demo and merge.
+"""The command line: flyk info, check, bench, kernels, demo, continual and merge.
 
-A command is the function of its own name in the file of that name, imported when it is asked for.
+A command is the function of its own name in the file of that name, imported when it is asked for; where that file has
+an `app`, it is a command with commands of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typer.core import TyperGroup
 
 import flyk
 
-COMMANDS = ("info", "check", "bench", "kernels", "demo", "merge")
+COMMANDS = ("info", "check", "bench", "kernels", "demo", "continual", "merge")
 
 
 class Commands(TyperGroup):
@@ -25,8 +26,11 @@ class Commands(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        command = typer.Typer(add_completion=False, rich_markup_mode=None)
-        command.command(cmd_name)(getattr(importlib.import_module(f"flyk.cli.{cmd_name}"), cmd_name))
+        file = importlib.import_module(f"flyk.cli.{cmd_name}")
+        command = getattr(file, "app", None)
+        if command is None:
+            command = typer.Typer(add_completion=False, rich_markup_mode=None)
+            command.command(cmd_name)(getattr(file, cmd_name))
         return typer.main.get_command(command)
 
     def invoke(self, ctx: Any) -> Any:
@@ -35,12 +39,28 @@ class Commands(TyperGroup):
         except KeyboardInterrupt:
             typer.echo(f"flyk {ctx.invoked_subcommand}: interrupted", err=True)
             raise typer.Exit(130) from None
-        except (ValueError, OSError) as error:
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             typer.echo(f"flyk {ctx.invoked_subcommand}: {error}", err=True)
             raise typer.Exit(2) from None
 
 
-app = typer.Typer(cls=Commands, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+EPILOG = """\b
+To begin with:
+  flyk info                      what serves each operator on this machine
+  flyk check --quick             whether it is right
+  flyk bench --quick             how fast it is
+  flyk demo                      what it is for, on real images
+  flyk --install-completion      commands and options by the tab key
+
+\b
+Exit status:
+  0    all is well
+  1    a fault was found: an operator is wrong
+  2    the command was given wrongly, or something that it needs is missing
+  130  it was interrupted
+"""
+
+app = typer.Typer(cls=Commands, no_args_is_help=True, rich_markup_mode=None, epilog=EPILOG)
 
 
 def _version(wanted: bool) -> None:

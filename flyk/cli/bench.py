@@ -51,6 +51,13 @@ def bench(
 
     Rounds are interleaved. Beside each time stands its error against float64, and no time is given where one is
     wrong: the exit code is then 1.
+
+    \b
+    Examples:
+      flyk bench --quick
+      flyk bench --op winner_take_all --json out.json --plot out.svg
+      flyk bench --scaling --op fly_lora --plot scaling.svg
+      flyk bench --memory
     """
     kinds = [name for name, wanted in (("scaling", scaling), ("memory", memory), ("tune", tune)) if wanted]
     if len(kinds) > 1:

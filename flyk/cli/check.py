@@ -33,6 +33,12 @@ def check(
     Prints the largest error of each as a share of what rounding may cost, and exits with 1 if any exceeds it. With
     --theory it prints for each statement of the papers what it foretells and what flyk gives, and exits with 1 if they
     differ by more than the tolerance.
+
+    \b
+    Examples:
+      flyk check --quick
+      flyk check --op fly_lora,gram_ --device cuda
+      flyk check --theory --json theory.json
     """
     try:
         writable("--json", json, ".json")

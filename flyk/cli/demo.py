@@ -7,8 +7,15 @@ from typing import Annotated, Any
 
 import typer
 
+from flyk.cli.demo_lora import lora
 
+app = typer.Typer(name="demo", add_completion=False, rich_markup_mode=None, invoke_without_command=True)
+app.command()(lora)
+
+
+@app.callback()
 def demo(
+    context: typer.Context,
     data: Annotated[
         str | None,
         typer.Option(
@@ -40,8 +47,10 @@ def demo(
 
     The last line printed is the path of the report.
     """
+    if context.invoked_subcommand is not None:
+        return
     settings = dict(locals())  # the options are the fields of Settings, but for out
-    del settings["out"]
+    del settings["out"], settings["context"]
     try:
         from flyk._charts import need_matplotlib
         from flyk.continual import demo as continual

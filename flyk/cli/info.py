@@ -15,7 +15,13 @@ from flyk.cli.columns import columns
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False) -> None:
-    """Versions, machine, instruction set, threads, and which backend serves each operator and why not another."""
+    """Versions, machine, instruction set, threads, and which backend serves each operator and why not another.
+
+    \b
+    Examples:
+      flyk info
+      flyk info --json
+    """
     found = collect()
     typer.echo(json_module.dumps(found, indent=2) if json else text(found))
 

@@ -25,6 +25,11 @@ def kernels(
     """Compile every Triton kernel in every configuration, and list registers, spilled bytes and shared memory.
 
     Needs triton and no GPU; takes a minute or two at first, then triton's cache has them.
+
+    \b
+    Examples:
+      flyk kernels --architecture sm_90
+      flyk kernels --json
     """
     if importlib.util.find_spec("triton") is None:
         raise ValueError("kernels need triton to be compiled, which is not installed")

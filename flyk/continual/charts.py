@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from flyk._charts import INK, STYLES, svg
 
 
@@ -87,6 +89,33 @@ def stream_chart(stream: list[dict[str, Any]]) -> str:
         axes.xaxis.get_major_locator().set_params(integer=True)
 
     return svg(draw, "Samples of each task", height=3.4)
+
+
+def curves_chart(tests: list[dict[str, Any]], curves: dict[str, list[float]], label: str) -> str:
+    """Shares in % against training samples seen, a line each; `tests` tell the samples and the task ends."""
+
+    def draw(axes: Any) -> None:
+        samples = [test["samples"] for test in tests]
+        for i, (name, values) in enumerate(curves.items()):
+            colour, marker, dash = STYLES[i % len(STYLES)]
+            axes.plot(samples, _percent(values), label=name, color=colour, marker=marker, linestyle=dash, markersize=5)
+        _task_ends(axes, {"samples": samples, "at_task_end": [test["at_task_end"] for test in tests]})
+        axes.set(xlabel="training samples seen", ylabel=label)
+
+    return svg(draw, label, height=4)
+
+
+def matrix_chart(rows: list[list[float | None]], across: str, down: str, title: str) -> str:
+    """A matrix in shades from its least value to its largest, NaN and None left empty."""
+
+    def draw(axes: Any) -> None:
+        values = np.array(rows, dtype=np.float64)
+        mesh = axes.pcolormesh(np.ma.masked_invalid(values), cmap="viridis")
+        axes.invert_yaxis()
+        axes.figure.colorbar(mesh, ax=axes).solids.set_rasterized(False)
+        axes.set(xlabel=across, ylabel=down)
+
+    return svg(draw, title, height=4, legend=False)
 
 
 def _percent(values: list[float]) -> list[float]:

@@ -72,7 +72,7 @@ def features_from_images(
         ModuleNotFoundError, ValueError: see load_images and EfficientNetLite0.
     """
     images = load_images(data)
-    is_test = _split(images.labels, images.is_test, seed)
+    is_test = split(images.labels, images.is_test, seed)
     chosen = _draw(images.labels, is_test, limit, seed)
     backbone = EfficientNetLite0(resolution, device)
 
@@ -109,7 +109,7 @@ def features_from_file(file: str | Path, *, limit: int | None = None, seed: int 
     if x.ndim != 2 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
         raise ValueError(f"features: `x` of {path} must be (N, d) finite numbers, got {x.dtype} of shape {x.shape}")
     labels, names, own = check_labels(arrays, len(x), f"features: {path}")
-    is_test = _split(labels, own, seed)
+    is_test = split(labels, own, seed)
     chosen = _draw(labels, is_test, limit, seed)
     features = x[chosen].astype(np.float32)
     return _assemble(f"features in {path.name}", names, features, labels[chosen], is_test[chosen], None)
@@ -125,7 +125,7 @@ def _unpack_table(table: NDArray, path: Path) -> dict[str, NDArray]:
     return {"x": table[:, :-1], "y": table[:, -1].astype(np.int64)}
 
 
-def _split(labels: NDArray[np.int64], own: NDArray[np.bool_] | None, seed: int) -> NDArray[np.bool_]:
+def split(labels: NDArray[np.int64], own: NDArray[np.bool_] | None, seed: int) -> NDArray[np.bool_]:
     """The set's own test rows, else a random fifth of each class (none of a class with a single sample)."""
     if own is not None:
         return own

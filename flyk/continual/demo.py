@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
-import sys
 import time
 from dataclasses import asdict, dataclass, fields
-from importlib import metadata
 from typing import Any
 
 import numpy as np
@@ -17,6 +14,7 @@ from flyk.continual import play as player
 from flyk.continual import scales
 from flyk.continual.data import FeatureSet, features_from_file, features_from_images
 from flyk.continual.learners import Learner, RearClassifier, RoutedTE2
+from flyk.continual.machine import describe_machine, peak_memory_mib, versions
 from flyk.continual.metrics import accuracy
 from flyk.continual.rivals import LinearSGD, NearestClassMean, batch_ridge, expand
 from flyk.continual.streams import Draws, SiBlurryStream
@@ -85,8 +83,8 @@ def run(settings: Settings) -> dict[str, Any]:
     return {
         "command": command(settings),
         "settings": asdict(settings),
-        "machine": _machine(settings.device),
-        "versions": _versions(),
+        "machine": describe_machine(settings.device),
+        "versions": versions(),
         "data": {
             "source": data.source,
             "classes": list(data.names),
@@ -215,34 +213,3 @@ def _describe(stream: SiBlurryStream, data: FeatureSet, counts: np.ndarray) -> l
             }
         )
     return tasks
-
-
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in ("flyk", "torch", "numpy", "matplotlib"):
-        try:
-            versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
-
-
-def _machine(device: str) -> dict[str, str | int]:
-    machine: dict[str, str | int] = {
-        "system": f"{platform.system()} {platform.machine()}",
-        "threads": torch.get_num_threads(),
-        "device": device,
-    }
-    if torch.device(device).type == "cuda":
-        machine["gpu"] = torch.cuda.get_device_name(device)
-    return machine
-
-
-def peak_memory_mib() -> float | None:
-    """The largest resident memory of this process so far in MiB; None where the system does not tell."""
-    try:
-        import resource
-    except ModuleNotFoundError:  # Windows
-        return None
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak / (2**20 if sys.platform == "darwin" else 2**10)

@@ -82,6 +82,30 @@ def backward_transfer(history: NDArray[np.float64]) -> float:
     return float(np.mean(change)) if len(known) else float("nan")
 
 
+def measures(
+    accuracies: Sequence[float],
+    history: NDArray[np.float64],
+    at_interval: Sequence[bool],
+    at_task_end: Sequence[bool],
+) -> dict[str, float]:
+    """A_auc over the tests at intervals; A_avg, A_last, forgetting and BWT over those at task ends.
+
+    Args:
+        accuracies: of each test.
+        history: (E, C), one row for each test.
+        at_interval, at_task_end: why each test was made.
+    """
+    ends = np.flatnonzero(at_task_end).tolist()
+    task_ends = [accuracies[i] for i in ends]
+    return {
+        "a_auc": a_auc([a for a, at in zip(accuracies, at_interval, strict=True) if at]),
+        "a_avg": a_avg(task_ends),
+        "a_last": a_last(task_ends),
+        "forgetting": forgetting(history[ends]),
+        "bwt": backward_transfer(history[ends]),
+    }
+
+
 def home_experts(counts: NDArray[np.integer]) -> NDArray[np.int64]:
     """The home of each class: the expert that saw the most of its samples; -1 for a class nobody has seen.
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 from flyk.continual import metrics
 from flyk.continual.data import FeatureSet
 from flyk.continual.learners import Learner, RoutedTE2
-from flyk.continual.streams import SiBlurryStream
+from flyk.continual.streams import Stream
 
 TEST_ROWS = 2048
 
@@ -49,21 +49,12 @@ class Record:
 
     def measures(self, learner: str) -> dict[str, float]:
         """A_auc over the intervals; A_avg, A_last, forgetting and BWT over the task ends (see metrics)."""
-        accuracy = self.accuracy[learner]
-        ends = np.flatnonzero(self.at_task_end)
-        history = np.stack([self.classes[learner][i] for i in ends])
-        task_ends = [accuracy[i] for i in ends]
-        return {
-            "a_auc": metrics.a_auc([accuracy[i] for i in np.flatnonzero(self.at_interval)]),
-            "a_avg": metrics.a_avg(task_ends),
-            "a_last": metrics.a_last(task_ends),
-            "forgetting": metrics.forgetting(history),
-            "bwt": metrics.backward_transfer(history),
-        }
+        history = np.stack(self.classes[learner])
+        return metrics.measures(self.accuracy[learner], history, self.at_interval, self.at_task_end)
 
 
 def play(
-    stream: SiBlurryStream,
+    stream: Stream,
     data: FeatureSet,
     learners: Mapping[str, Learner],
     *,

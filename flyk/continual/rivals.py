@@ -7,12 +7,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-class NearestClassMean:
+class NearestClassMean(torch.nn.Module):
     """Running class means; the class whose mean is nearest (Euclidean). Order-free, as REAR is."""
 
+    sums: Tensor
+    counts: Tensor
+
     def __init__(self, num_classes: int, in_features: int, device: str = "cpu"):
-        self.sums = torch.zeros(num_classes, in_features, dtype=torch.float64, device=device)
-        self.counts = torch.zeros(num_classes, dtype=torch.float64, device=device)
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(num_classes, in_features, dtype=torch.float64, device=device))
+        self.register_buffer("counts", torch.zeros(num_classes, dtype=torch.float64, device=device))
 
     def observe(self, h: Tensor, labels: Tensor, task: int) -> None:
         """Adds the batch to the sums."""

@@ -1,6 +1,7 @@
-"""Si-Blurry: a class-incremental stream in which some classes keep to one task and others are blurred over all.
+"""Streams: the order in which training samples are shown, in tasks, each sample once.
 
-The published sampler loses samples and fails on some counts; this one deals out every sample once for any counts.
+Si-Blurry is a class-incremental stream in which some classes keep to one task and others are blurred over all. The
+published sampler loses samples and fails on some counts; this one deals out every sample once for any counts.
 """
 
 from __future__ import annotations
@@ -44,7 +45,32 @@ def even(total: int, parts: int) -> Indices:
     return np.array([total // parts + (part < total % parts) for part in range(parts)], dtype=np.int64)
 
 
-class SiBlurryStream:
+class Stream:
+    """Tasks of sample indices, played one after the other.
+
+    Attributes:
+        tasks: a list of int64 arrays of sample indices, in the order in which they are played.
+    """
+
+    tasks: list[Indices]
+
+    def __len__(self) -> int:
+        """The number of samples in the stream."""
+        return sum(len(task) for task in self.tasks)
+
+    def batches(self, batch_size: int) -> Iterator[tuple[int, Indices]]:
+        """Yields (task, indices) in the order of the stream.
+
+        A batch holds samples of one task only; the last batch of a task may be smaller; an empty task has none.
+        """
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        for task, samples in enumerate(self.tasks):
+            for start in range(0, len(samples), batch_size):
+                yield task, samples[start : start + batch_size]
+
+
+class SiBlurryStream(Stream):
     """A single-pass stream of sample indices in `num_tasks` tasks.
 
     n % of the classes (rounded down) are disjoint: all their samples lie in one task. The other classes are blurry:
@@ -87,11 +113,7 @@ class SiBlurryStream:
         random_cuts: bool = False,
         seed: int = 0,
     ):
-        labels = np.asarray(labels)
-        if labels.ndim != 1 or labels.size == 0:
-            raise ValueError(f"labels must be a non-empty one-dimensional array, got shape {labels.shape}")
-        if not np.issubdtype(labels.dtype, np.integer):
-            raise TypeError(f"labels must be whole numbers, got dtype {labels.dtype}")
+        labels = _whole_numbers("labels", labels)
         if num_tasks < 1:
             raise ValueError(f"num_tasks must be at least 1, got {num_tasks}")
         for name, percent in (("n", n), ("m", m)):
@@ -122,21 +144,60 @@ class SiBlurryStream:
             for own, stay, share in zip(disjoint, kept, shares, strict=True)
         ]
 
-    def __len__(self) -> int:
-        """The number of samples in the stream."""
-        return sum(len(task) for task in self.tasks)
 
-    def batches(self, batch_size: int) -> Iterator[tuple[int, Indices]]:
-        """Yields (task, indices) in the order of the stream.
+class ClassIncrementalStream(SiBlurryStream):
+    """Each class in one task alone, all its samples there: Si-Blurry of 100 % disjoint classes."""
 
-        A batch holds samples of one task only; the last batch of a task may be smaller; an empty task has none.
-        """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
-        for task, samples in enumerate(self.tasks):
-            for start in range(0, len(samples), batch_size):
-                yield task, samples[start : start + batch_size]
+    def __init__(self, labels: ArrayLike, num_tasks: int, *, random_cuts: bool = False, seed: int = 0):
+        super().__init__(labels, num_tasks, n=100, m=0, random_cuts=random_cuts, seed=seed)
+
+
+class DomainIncrementalStream(Stream):
+    """One task for each domain, in random order; the samples of a task come in random order.
+
+    Args:
+        domains: (N,) whole numbers, the domain of each sample; the domains are the distinct values.
+        seed: decides both orders; the same stream on every machine.
+
+    Attributes:
+        tasks: a list of int64 arrays of sample indices, one for each domain.
+        task_domains: the domain of each task.
+
+    Raises:
+        TypeError, ValueError: domains are not whole numbers, one-dimensional and at least one, or seed is below 0.
+    """
+
+    def __init__(self, domains: ArrayLike, *, seed: int = 0):
+        domains = _whole_numbers("domains", domains)
+        draws = Draws(seed)
+        self.task_domains = draws.shuffled(np.unique(domains))
+        self.tasks = [draws.shuffled(np.flatnonzero(domains == domain)) for domain in self.task_domains]
+
+
+class JointStream(Stream):
+    """All samples in one task in random order: what a learner reaches that need not fear order, the ceiling.
+
+    Args:
+        size: N samples.
+        passes: how often all of them are shown, each time in a new order. This is the one stream that may repeat.
+        seed: decides the orders.
+    """
+
+    def __init__(self, size: int, *, passes: int = 1, seed: int = 0):
+        if size < 1 or passes < 1:
+            raise ValueError(f"size and passes must be at least 1, got {size} and {passes}")
+        draws = Draws(seed)
+        self.tasks = [np.concatenate([draws.permutation(size) for _ in range(passes)])]
 
 
 def _split(items: NDArray, counts: Indices) -> list[NDArray]:
     return np.split(items, np.cumsum(counts)[:-1])
+
+
+def _whole_numbers(name: str, values: ArrayLike) -> NDArray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name} must be a non-empty one-dimensional array, got shape {array.shape}")
+    if not np.issubdtype(array.dtype, np.integer):
+        raise TypeError(f"{name} must be whole numbers, got dtype {array.dtype}")
+    return array

@@ -15,7 +15,8 @@ from flyk.nn import _check
 from flyk.nn._families import Family, find
 from flyk.ops import _check as _ops_check
 
-RECORD = "_flyk_prompts"  # of the prompts that a block was given, on its input, for the block may be computed again
+NOTES = "_flyk_prompts"  # on a block's input, of the prompts it was given from each pool: it may be computed again
+LOST = object()
 
 
 class PromptPool(nn.Module):
@@ -116,6 +117,27 @@ class PromptPool(nn.Module):
         finally:
             self._active = None
 
+    @contextmanager
+    def show(self, prompts: Tensor) -> Iterator[None]:
+        """As `use`, but with prompts that were computed elsewhere, as methods do that mix them for each row.
+
+        Args:
+            prompts: (N, len(layers), length, embed_dim), those of each row; gradients reach them.
+
+        Raises:
+            ValueError, TypeError: a shape that does not fit; within it also a backbone's number of rows.
+            RuntimeError: `use` or `show` is entered already.
+        """
+        _ops_check.dtype("prompts", prompts)
+        _ops_check.shape("prompts", prompts, "N", len(self.layers), self.length, self.embed_dim)
+        if self._active is not None:
+            raise RuntimeError("use is entered already: leave it before it is entered again")
+        self._active = _Active(prompts, torch.arange(len(prompts), device=prompts.device))
+        try:
+            yield
+        finally:
+            self._active = None
+
     def _read(self, expert_ids: int | Tensor) -> _Active:
         if not isinstance(expert_ids, Tensor):
             return _Active(self.prompts[_check.integer("expert_ids", expert_ids, 0, self.num_experts - 1)][None], None)
@@ -205,14 +227,13 @@ class _Hooks:
         """Puts the prompts into the block's input, and entries for them into its mask."""
         x, at = args[0], self.family.prefix
         active = self._prompts_of(x)
-        _record(x, active)
         if active is None:
             return None
         tokens, position = active.tokens(self.index, x), self.family.cls_position()
         if position is not None:
             tokens = tokens + position.to(x.dtype)
         joined = torch.cat([x, tokens] if at is None else [x[:, :at], tokens, x[:, at:]], dim=1)
-        _record(joined, active)
+        _hand_on(x, joined)
         args, kwargs = _widen_masks((joined, *args[1:]), kwargs, self.pool.length, at)
         if self.counts_prefix:
             block.attn.num_prefix_tokens += self.pool.length  # tokens that are turned by no angle
@@ -225,30 +246,39 @@ class _Hooks:
             block.attn.num_prefix_tokens = at
         if output is None:  # the block has raised
             return None
-        x, active = output[0] if isinstance(output, tuple) else output, self._prompts_of(args[0])
-        if active is not None:
+        x = output[0] if isinstance(output, tuple) else output
+        if self._prompts_of(args[0]) is not None:
             x = x[:, :-length] if at is None else torch.cat([x[:, :at], x[:, at + length :]], dim=1)
-        _record(x, active)  # the next block's input, where one checkpoint is around both
+        _hand_on(args[0], x)  # the next block's input, where one checkpoint is around both
         return (x, *output[1:]) if isinstance(output, tuple) else x
 
     def _prompts_of(self, x: Tensor) -> _Active | None:
-        """The prompts in use; for a block that a backward pass computes again, those it was first given.
+        """The prompts in use, noted on the block's input; for a block that a backward pass computes again, those noted.
 
         Raises:
-            RuntimeError: its checkpoint does not hand on its input as it was.
+            RuntimeError: a checkpoint has lost the note, or its input was used with other prompts since.
         """
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:  # -1 outside a backward pass
-            return self.pool._active
-        if not hasattr(x, RECORD):
+        active, pool = self.pool._active, id(self.pool)
+        if torch.compiler.is_compiling():
+            return active
+        if torch._C._current_graph_task_id() == -1:  # outside a backward pass
+            if torch.is_grad_enabled():
+                notes = getattr(x, NOTES, {})
+                notes[pool] = active if notes.get(pool, active) is active else LOST
+                setattr(x, NOTES, notes)
+            return active
+        note = getattr(x, NOTES, {}).get(pool, LOST)
+        if note is LOST:
             raise RuntimeError(
-                "a checkpoint must not be reentrant, and be around one block or around blocks that all have prompts"
+                "the prompts of a checkpointed block are not known: a checkpoint must not be reentrant, be around one "
+                "block or around blocks that all have prompts, and get an input of its own for each use"
             )
-        return getattr(x, RECORD)
+        return note
 
 
-def _record(x: Tensor, active: _Active | None) -> None:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-        setattr(x, RECORD, active)
+def _hand_on(x: Tensor, y: Tensor) -> None:
+    if not torch.compiler.is_compiling() and hasattr(x, NOTES):
+        setattr(y, NOTES, getattr(x, NOTES))
 
 
 def _widen_masks(

@@ -81,6 +81,14 @@ def test_only_adapters_learn() -> None:
         assert torch.equal(value, start[name]) != learns, name
 
 
+def test_no_gradient_to_the_input_through_detached_adapters() -> None:
+    x = torch.randn(3, 16, requires_grad=True)
+    base = net().blocks[0].q_proj
+    layer = trained(apply(nn.Sequential(base), "0", r=4, k=2, detach_input=True))
+    (grad,) = torch.autograd.grad(layer(x).sum(), x)
+    torch.testing.assert_close(grad, base.weight.sum(0).expand_as(grad))
+
+
 def test_names_whole_by_their_end_and_excluded() -> None:
     assert list(adapters(apply(net(), "blocks.1.q_proj", r=2, k=1))) == ["blocks.1.q_proj"]
     model = apply(net(), ["q_proj", "v_proj"], r=2, k=1, exclude_modules=["blocks.0.v_proj", "1.q_proj"])
@@ -138,6 +146,7 @@ class Fast(nn.Module):
         (net, [], ValueError, "target_modules must name at least one layer, got none"),
         (net, ["nothing"], ValueError, "must name linear layers of the model, got 'nothing'"),
         (net, [3], TypeError, "target_modules must be names of modules, got 3"),
+        (net, None, TypeError, "target_modules must be names of modules, got None"),
         (net, "embed", TypeError, "must name linear layers, got 'embed', of type Embedding"),
         (Fast, "conv", TypeError, "got 'conv', of type Conv2d"),
         (Fast, "out_proj", ValueError, "got 'attention.out_proj': nn.MultiheadAttention reads its weight"),

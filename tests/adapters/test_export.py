@@ -78,6 +78,13 @@ def test_a_language_model(tmp_path: Path) -> None:
     assert program.module()(**batches[1]).logits.shape == (3, 11, 50)
 
 
+@pytest.mark.parametrize("measure", [export, lambda model, inputs: merge(model, inputs=inputs)])
+def test_one_batch_in_the_place_of_many_is_refused(measure) -> None:
+    for inputs in (X, {"input": X}, 3):
+        with pytest.raises(TypeError, match=f"inputs must be a list of batches .*, got a {type(inputs).__name__}"):
+            measure(net(k=4), inputs)
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

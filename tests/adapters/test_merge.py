@@ -166,6 +166,8 @@ def test_merging_into_the_base_measures_the_change() -> None:
     assert change == pytest.approx(float((rough(X) - out).norm() / out.norm()))
     assert change > 0.01
     assert merge(whole(4)) is None
+    with pytest.raises(ValueError, match="inputs must be at least one batch, got none"):
+        merge(whole(4), inputs=[])
 
 
 def test_a_merge_that_is_not_exact_must_be_asked_for() -> None:

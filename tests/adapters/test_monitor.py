@@ -114,6 +114,8 @@ def test_conflicting_tasks_are_told() -> None:
     assert model.training
     with pytest.raises(ValueError, match="loaders must have a batch for each task, got none for 'b'"):
         task_conflict(model, {"b": []})
+    with pytest.raises(TypeError, match=r"loaders\['a'\] must be a list of batches or a loader, got a Tensor"):
+        task_conflict(model, {"a": x})
 
 
 def test_callback_in_trainer(tmp_path: Path) -> None:

@@ -55,3 +55,14 @@ def test_routing_is_held_against_the_task_with_most_samples():
     routes, target = np.array([0, 1, 1, 0]), np.array([0, 1, 2, 3])
     assert metrics.routing_accuracy(routes, target, home) == pytest.approx(1 / 3)
     assert math.isnan(metrics.routing_accuracy(routes, np.full(4, 2), home))
+
+
+def test_measures_take_their_tests_by_why_they_were_made():
+    accuracies = [0.1, 0.5, 0.4, 0.8]
+    history = np.array([[0.1, NAN], [0.5, NAN], [0.3, 0.5], [0.7, 0.9]])
+    got = metrics.measures(accuracies, history, [True, False, True, True], [False, True, False, True])
+    assert got["a_auc"] == pytest.approx((0.1 + 0.4 + 0.8) / 3)
+    assert got["a_avg"] == pytest.approx((0.5 + 0.8) / 2)
+    assert got["a_last"] == 0.8
+    assert got["forgetting"] == pytest.approx(0.5 - 0.7)
+    assert got["bwt"] == pytest.approx(0.7 - 0.5)

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flyk.continual.streams import Draws, SiBlurryStream, even
+from flyk.continual.streams import (
+    ClassIncrementalStream,
+    DomainIncrementalStream,
+    Draws,
+    JointStream,
+    SiBlurryStream,
+    even,
+)
 
 labels_strategy = st.lists(st.integers(-5, 12), min_size=1, max_size=120).map(np.array)
 
@@ -139,3 +146,51 @@ def test_bad_arguments_are_named(change, error, words):
 def test_a_batch_has_at_least_one_sample():
     with pytest.raises(ValueError, match="batch_size"):
         next(SiBlurryStream([0, 1], 1).batches(0))
+
+
+@given(labels_strategy, st.integers(1, 9), st.booleans(), st.integers(0, 99))
+def test_class_incremental_shows_each_class_in_one_task(labels, tasks, random_cuts, seed):
+    stream = ClassIncrementalStream(labels, tasks, random_cuts=random_cuts, seed=seed)
+    assert sorted(np.concatenate(stream.tasks)) == list(range(len(labels)))
+    assert (np.count_nonzero(shares(stream, labels), axis=0) == 1).all()
+
+
+@given(labels_strategy, st.integers(0, 99), st.integers(1, 40))
+def test_domain_incremental_shows_each_sample_once_and_each_domain_in_one_task(domains, seed, batch_size):
+    stream = DomainIncrementalStream(domains, seed=seed)
+    batches = list(stream.batches(batch_size))
+    assert len(stream) == len(domains)
+    assert sorted(np.concatenate([indices for _, indices in batches])) == list(range(len(domains)))
+    assert sorted(stream.task_domains) == np.unique(domains).tolist()
+    for domain, task in zip(stream.task_domains, stream.tasks, strict=True):
+        assert (domains[task] == domain).all()
+
+
+def test_the_seed_decides_the_order_of_domains():
+    domains = np.repeat(np.arange(9), 2)
+    orders = {tuple(DomainIncrementalStream(domains, seed=seed).task_domains.tolist()) for seed in (0, 0, 1, 2)}
+    assert len(orders) == 3
+
+
+def test_joint_streams_show_all_in_each_pass():
+    stream = JointStream(7, passes=3)
+    (task,) = stream.tasks
+    passes = task.reshape(3, 7)
+    assert (np.sort(passes, axis=1) == np.arange(7)).all()
+    assert len({tuple(one) for one in passes.tolist()}) == 3
+    assert len(stream) == 21
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "words"),
+    [
+        (lambda: DomainIncrementalStream([]), ValueError, "domains must be"),
+        (lambda: DomainIncrementalStream([0.5]), TypeError, "domains must be whole"),
+        (lambda: DomainIncrementalStream([0], seed=-1), ValueError, "seed"),
+        (lambda: JointStream(0), ValueError, "size and passes"),
+        (lambda: JointStream(3, passes=0), ValueError, "size and passes"),
+    ],
+)
+def test_bad_arguments_of_the_other_streams_are_named(make, error, words):
+    with pytest.raises(error, match=words):
+        make()

@@ -277,13 +277,44 @@ def test_one_checkpoint_may_be_around_blocks_that_all_have_prompts():
         torch.testing.assert_close(plain, recomputed)
 
 
+def test_two_pools_on_one_backbone_leave_each_other_alone():
+    """Whether one or both are in use, and when the blocks are computed again."""
+    results = []
+    for run in (lambda block, x: block(x), lambda block, x: checkpoint(block, x, use_reentrant=False)):
+        model, pool = attached()
+        with pool.use(0), torch.no_grad():
+            alone = through_blocks(model, run)
+        other = PromptPool(2, 3, WIDTH, (0, 1))
+        other.attach(model)
+        with pool.use(0):
+            first = through_blocks(model, run)
+            with other.use(1):
+                both = through_blocks(model, run)
+        assert torch.equal(first, alone)
+        assert both.shape == first.shape
+        results.append([*gradients(pool, first.square().mean() + both.square().mean()), other.prompts[1].grad])
+    for plain, recomputed in zip(*results, strict=True):
+        torch.testing.assert_close(plain, recomputed)
+
+
+def test_an_input_used_with_other_prompts_since_is_refused_when_computed_again():
+    model, pool = attached()
+    x, block = model.embeddings(backbones.images()), model.encoder.layer[0]
+    with pool.use(0):
+        y = checkpoint(block, x, use_reentrant=False)
+    with pool.use(1):
+        block(x)
+    with pytest.raises(RuntimeError, match="get an input of its own for each use"):
+        y.sum().backward()
+
+
 @pytest.mark.parametrize(("blocks", "reentrant"), [(1, True), (3, False)])
 def test_a_checkpoint_that_loses_the_prompts_is_refused_and_never_wrong(blocks, reentrant):
     model, pool = attached()
     x = model.embeddings(backbones.images()).requires_grad_()
     with pool.use(0):
         y = checkpoint(torch.nn.Sequential(*model.encoder.layer[:blocks]), x, use_reentrant=reentrant)
-    with pytest.raises(RuntimeError, match="a checkpoint must not be reentrant, and be around one block"):
+    with pytest.raises(RuntimeError, match="a checkpoint must not be reentrant, be around one block"):
         y.sum().backward()
 
 

@@ -85,6 +85,8 @@ class FlyLoraConfig(PeftConfig):
         choice("bias", self.bias, ("none", "all", "flylora_only"))
         for name in ("target_modules", "exclude_modules", "layers_pattern", "modules_to_save"):
             setattr(self, name, _patterns(name, getattr(self, name), as_set=name.endswith("_modules")))
+        if isinstance(self.modules_to_save, str):  # whose letters PEFT would take for names
+            self.modules_to_save = [self.modules_to_save]
         if self.layers_pattern and self.layers_to_transform is None:
             raise ValueError(f"layers_to_transform must be given with layers_pattern {self.layers_pattern!r}, got None")
 
@@ -137,10 +139,12 @@ def _patterns(name: str, value: str | Iterable[str] | None, as_set: bool) -> Any
         return None
     if not isinstance(value, (str, list, tuple, set)):
         raise TypeError(f"{name} must be names or a pattern, got {type(value).__name__}")
+    # PEFT tries target_modules and exclude_modules on whole names, the others after ".*" and a dot, if any.
+    before = "" if name in ("target_modules", "exclude_modules") else ".*?"
     for text in [value] if isinstance(value, str) else value:
         if not isinstance(text, str):
             raise TypeError(f"{name} must be names or a pattern, got {text!r}")
-        if _ways(text) > WAYS:
+        if _ways(before + text) > WAYS:
             raise ValueError(
                 f"{name} must be a pattern that cannot take long: of few repetitions and options, none of a group, and "
                 f"no (? but (?:, got {text[:80]!r}"

@@ -109,6 +109,13 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
                 out[rows] = self._add(name, x[rows], out[rows])
         return out
 
+    def get_base_weight(self) -> Tensor:
+        """The base's weight, dequantised."""
+        # In evaluation on a CPU bitsandbytes packs a 4-bit weight in a way that PEFT cannot read; asked for its state,
+        # it unpacks it.
+        self.get_base_layer().state_dict()
+        return super().get_base_weight()
+
     def get_delta_weight(self, adapter: str) -> Tensor:
         """What all ranks of an adapter together add to the base's weight, in the base's layout."""
         update: Any = self.flylora_update[adapter]
@@ -138,6 +145,8 @@ class FlyLoraLayer(nn.Module, BaseTunerLayer):
                     "on the input. flyk.adapters.merge_adapters(method='dense') merges all ranks, which is another "
                     "function."
                 )
+        if names and self.quantization_backend is not None:
+            warnings.warn("flyk: merging into a quantised weight rounds it anew, so outputs change", stacklevel=2)
         for name in names:
             weight = self.get_base_weight()
             merged = weight + self.get_delta_weight(name).to(weight)

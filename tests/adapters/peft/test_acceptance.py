@@ -25,6 +25,8 @@ EXPECTED = {
     "test_from_pretrained[": "wants the hub",
     "test_from_pretrained_cache_dir[": "wants the hub",
     "test_save_pretrained_with_runtime_config[": "of LoRA's runtime_config alone",
+    "test_save_pretrained_pickle[": "loads a pickle, which flyk does not open",
+    "test_save_pretrained_selected_adapters_pickle[": "the same",
     "test_mixed_adapter_batches_merged_raises[FlyLoRA mixed winners": "merges first, and k < r has nothing to merge",
 }
 LEAST = 500
@@ -55,7 +57,7 @@ def test_peft_s_own_tests_pass(tmp_path: Path) -> None:
         vocab_size=100, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4
     )  # fmt: skip
     LlamaForCausalLM(tiny).save_pretrained(tmp_path / "llama")
-    paths = os.pathsep.join((str(ROOT), str(Path(__file__).parent)))
+    paths = os.pathsep.join((str(ROOT), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")))
     env = os.environ | {"HF_HUB_OFFLINE": "1", "FLYK_TINY_LLAMA": str(tmp_path / "llama"), "PYTHONPATH": paths}
     command = [sys.executable, "-m", "pytest", "-q", "-o", "addopts=", "-o", "filterwarnings=", "-p", "flylora_cases"]
     command += ["-p", "no:cacheprovider", "-k", "Fly", f"--junitxml={tmp_path / 'ran.xml'}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -233,6 +234,12 @@ def test_more_ranks_than_a_layer_can_use_are_refused_before_memory_is_taken() ->
             get_peft_model(llama(), config(**options))
 
 
+def test_one_module_to_save_is_one_name() -> None:
+    model = tuned(modules_to_save="lm_head")
+    saved = {name.rsplit(".", 2)[0] for name, p in model.named_parameters() if p.requires_grad and "to_save" in name}
+    assert saved == {"base_model.model.lm_head.modules_to_save"}
+
+
 def test_the_routing_is_watched_and_tasks_are_compared() -> None:
     model = tuned()
     with RoutingMonitor(model) as monitor:
@@ -274,6 +281,34 @@ def test_trains_and_resumes_in_trainer(tmp_path: Path) -> None:
         torch.testing.assert_close(one.routing_bias, other.routing_bias)
 
 
+def test_trains_in_accelerate_as_in_a_plain_loop() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    rows = torch.arange(96).view(12, 8) % 50
+
+    def run(prepare, backward, accumulate) -> PeftModel:
+        model = tuned().train()
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        loader = torch.utils.data.DataLoader(rows, batch_size=3)
+        model, optimizer, loader = prepare(model, optimizer, loader)
+        for number, ids in enumerate(loader, 1):
+            with accumulate(model):
+                backward(model(input_ids=ids, labels=ids).loss)
+                if number % 2 == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    update_routing_bias(model)
+        return model
+
+    plain = run(lambda *objects: objects, lambda loss: (loss / 2).backward(), lambda _: contextlib.nullcontext())
+    one = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
+    same = run(one.prepare, one.backward, one.accumulate)
+    for mine, right in zip(adapters(same).values(), adapters(plain).values(), strict=True):
+        torch.testing.assert_close(mine.B, right.B)
+        assert torch.equal(mine.routing_bias, right.routing_bias)
+        assert mine.routing_bias.any()
+
+
 def test_the_routing_bias_moves_when_asked_alone() -> None:
     model = tuned().train()
     model(IDS)
@@ -305,6 +340,7 @@ BAD = {
     "many alternatives": ({"target_modules": "(.|..)" * 30 + "!"}, ValueError, "pattern that cannot take long"),
     "a repetition behind a flag": ({"target_modules": "(?x)(.+) +!"}, ValueError, "pattern that cannot take long"),
     "a repetition within flags": ({"rank_pattern": {"(?x:(.+) +!)": 1}}, ValueError, "that cannot take long"),
+    "stars beside PEFT's own": ({"rank_pattern": {".*.*.*": 1}}, ValueError, "rank_pattern must be a pattern that"),
     "a repetition too large": ({"target_modules": "a{99999999999}"}, ValueError, "target_modules must be names or a"),
     "dropout a bool": ({"dropout": True}, TypeError, "dropout must be a number, got True"),
     "inference_mode": ({"inference_mode": "no"}, TypeError, "inference_mode must be True or False, got 'no'"),

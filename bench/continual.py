@@ -1,0 +1,117 @@
+"""Every run behind docs/results/continual.md, those that are done left out; then the page itself.
+
+    FLYK_DATA=... python bench/continual.py
+
+A run that was cut goes on where it was, so the script can be stopped and started at will. `--page` makes the page
+alone, of the results that are there.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from flyk._files import write_whole
+from flyk.continual import ablate, compare
+from flyk.continual.bench import run_config
+from flyk.continual.config import load_config
+from flyk.continual.material import Material, load_material
+
+CONFIGS = Path("examples/continual")
+RUNS = Path("runs")
+RESULTS = Path("docs/results/continual")
+PAGE = Path("docs/results/continual.md")
+SEEDS = (1, 2, 3)
+PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")  # minutes each on images
+ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
+
+
+def runs() -> list[tuple[Path, int, bool]]:
+    """(config, seed, whether it is ablated): what takes seconds first, then FlyPrompt, its ablation, its rivals."""
+    quick, fly, ablation, rivals = [], [], [], []
+    for seed in SEEDS:
+        for path in sorted(CONFIGS.glob("*/*.toml")):
+            prompted = path.parent == ABLATED.parent and path.stem in PROMPTED
+            (fly if path == ABLATED else rivals if prompted else quick).append((path, seed, False))
+        ablation.append((ABLATED, seed, True))
+    return [*quick, *fly, *ablation, *rivals]
+
+
+def make_all() -> None:
+    """Makes what is not there yet; samples and backbone are shared by the runs that name the same."""
+    materials: dict[tuple, Material] = {}
+    for path, seed, ablated in runs():
+        print(path, seed, "ablation" if ablated else "", flush=True)
+        config = load_config(path, seed=seed)
+        key = (config.data, config.backbone, config.train_per_class, config.test_per_class, config.augment)
+        if key not in materials:
+            materials[key] = load_material(config, progress=True)
+        out = RUNS / path.parent.name
+        if ablated:
+            ablate.ablate(path, out, [seed], material=materials[key])
+        else:
+            run_config(path, out, {"seed": seed}, material=materials[key])
+        keep()
+
+
+def keep() -> None:
+    """Copies finished results to docs/results/continual, without what a page has no use for."""
+    for path in sorted(RUNS.glob("**/seed-*/result.json")):
+        target = (RESULTS / path.parent.relative_to(RUNS)).with_suffix(".json")
+        if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
+            with write_whole(target) as part:
+                shutil.copyfile(path, part)
+
+
+def page() -> str:
+    """The page, from the results kept."""
+    lines = [
+        "# Continual learning: measured",
+        "",
+        "Made by `bench/continual.py` from the files under `docs/results/continual`; every row is a config under",
+        "`examples/continual`, which holds its command. Mean ± standard deviation over seeds, in %.",
+        "[How the bench works](../continual.md).",
+    ]
+    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
+        results = compare.read_results([folder])
+        plain = {name: runs for name, runs in results.items() if "-ablation/" not in name}
+        ablation = {name: runs for name, runs in results.items() if "-ablation/" in name}
+        first = next(iter(plain.values()))[0]
+        config, machine = first["config"], first["machine"]
+        lines += [
+            "",
+            f"## {folder.name}",
+            "",
+            f"{first['data']['source']}: {first['data']['train']:,} training and {first['data']['test']:,} test "
+            f"samples of {len(first['data']['classes'])} classes, batches of {config['batch_size']}; "
+            f"{machine['system']}, {machine['threads']} threads, torch {first['versions']['torch']}.",
+            "",
+            compare.as_text(compare.summarise(plain), markdown=True),
+        ]
+        if ablation:
+            lines += ["", f"### {folder.name}: FlyPrompt in parts", "", *ablation_lines(ablation)]
+    return "\n".join(lines) + "\n"
+
+
+def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
+    """A table of every reading of every variant."""
+    runs = [one | {"variant": name.rpartition("/")[2]} for name, some in results.items() for one in some]
+    lines = ["| trained | read | A_auc | A_last | seeds |", "|---|---|--:|--:|--:|"]
+    for row in ablate.table(runs):
+        seeds = sum(one["variant"] == row["variant"] for one in runs)
+        cells = " | ".join(compare.cell(row[key], 100) for key in ("a_auc", "a_last"))
+        lines.append(f"| {row['variant']} | {row['reading']} | {cells} | {seeds} |")
+    return lines
+
+
+def main() -> None:
+    if sys.argv[1:] != ["--page"]:
+        make_all()
+    keep()
+    with write_whole(PAGE) as part:
+        part.write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`flyk demo lora`: LoRA, LoRA-FA and FlyLoRA on a small language model, each task alone and all merged."""

