@@ -38,7 +38,7 @@ FEATURES, CLASSES = 768, 100
 ROWS, EXPANSION = 10**9, 100000
 RANKS = (1, 8, 64, 256, 1024)
 # Of the plan's machines; data sheets: NVLink 900 GB/s both ways within 8 GPUs, beyond them one 400 Gb/s adapter each.
-NEAR, FAR, TOGETHER, GPU_MEMORY = 450e9, 50e9, 8, {"H100": 80e9, "H200": 141e9, "B200": 180e9}
+NEAR, FAR, TOGETHER, GPU_MEMORY = 450e9, 50e9, 8, {"H200": 141e9}
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class Pieces:
 @dataclass(frozen=True)
 class Machine:
     name: str
-    rate: float  # operations a second of products
+    rate: float  # operations a second of the products of learning,
+    plain: float  # and of float32, in which, or in float64 at half of it, systems are solved
     bandwidth: float  # bytes a second of memory
     link: Callable[[int], float]  # bytes a second that one of W ranks sends
     memory: float
@@ -83,7 +84,7 @@ def replicated(p: Pieces, on: Machine, ranks: int, rows: int, m: int, d: int, t:
     return Cost(
         learn=rows / ranks * (m * m + 2 * d * m) / (on.rate * p.gram),
         send=wire / on.link(ranks) + (2 * triangle / (on.bandwidth * p.pack) if ranks > 1 else 0),
-        solve=m**3 / 3 / (on.rate * p.solve),
+        solve=m**3 / 3 / (on.plain * p.solve),
         wire=wire,
         memory=4 * (2 * m * m + m * d + 2 * m * t),
     )
@@ -95,11 +96,11 @@ def dealt_out(p: Pieces, on: Machine, ranks: int, rows: int, m: int, d: int, t: 
     iterations = p.iterations[str(known)]
     received, share = rows * d * 4 * (ranks - 1) / ranks, m / ranks
     wire = received + iterations * 8 * share * t * (ranks - 1)
-    block = share**3 / 3 * 2 / (on.rate * p.solve)  # in float64, at half the rate
+    block = share**3 / 3 * 2 / (on.plain * p.solve)  # in float64, at half the rate
     return Cost(
         learn=rows * (2 * m * share + 2 * d * m) / (on.rate * p.gram),
         send=received / on.link(ranks),
-        solve=block + iterations * (2 * m * share * t / (on.rate * p.iterate) + 8 * m * t / on.link(ranks)),
+        solve=block + iterations * (2 * m * share * t / (on.plain * p.iterate) + 8 * m * t / on.link(ranks)),
         wire=wire,
         memory=4 * m * share + 8 * share**2 + 4 * (m * d + m * t) + 8 * 5 * share * t,
     )
@@ -147,7 +148,7 @@ def measure() -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(two, (folder,), nprocs=2)
         found = json.loads(Path(folder, "0.json").read_text())
-    here = Machine("here", found["rate"], found["copy"], lambda _: found["link"], 0)
+    here = Machine("here", found["rate"], found["rate"], found["copy"], lambda _: found["link"], 0)
     model = replicated(pieces, here, 2, *SMALL, FEATURES, CLASSES)
     held = {"measured": found["seconds"], "model": {"learn": model.learn, "send": model.send, "solve": model.solve}}
     return {"pieces": pieces.__dict__, "two processes": held, "machine": machine()}
@@ -217,7 +218,14 @@ def tables(found: dict) -> str:
         if gpu.name not in GPU_MEMORY:
             continue
         for precision, rate in (("float32", gpu.float32), ("bf16x3", gpu.bf16 / 3)):
-            on = Machine(gpu.name, rate, gpu.bandwidth, lambda w: NEAR if w <= TOGETHER else FAR, GPU_MEMORY[gpu.name])
+            on = Machine(
+                gpu.name,
+                rate,
+                gpu.float32,
+                gpu.bandwidth,
+                lambda w: NEAR if w <= TOGETHER else FAR,
+                GPU_MEMORY[gpu.name],
+            )
             lines += [f"\n{gpu.name}, products in {precision}:\n"]
             lines += ["| GPUs | form | learn | send | solve | on the wire, each | memory, each | |"]
             lines += ["| --: | --- | --: | --: | --: | --: | --: | --- |"]
