@@ -39,6 +39,8 @@ def test_extras(project: dict) -> None:
     assert {"peft", "sklearn", "vision", "bench", "docs", "demo", "test"} <= set(extras)
     assert "scikit-learn" in names(extras["sklearn"])
     assert not any("torch" in names(extra) for extra in extras.values())
+    told = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(extras)
 
 
 def test_each_extra_that_a_message_names_is_there(project: dict) -> None:
