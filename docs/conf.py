@@ -34,7 +34,7 @@ autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 autodoc_preserve_defaults = True
 autodoc_class_signature = "mixed"
-suppress_warnings = ["config.cache", "toc.empty_glob"]  # there may be no results yet
+suppress_warnings = ["config.cache"]
 sphinx_gallery_conf = {
     "examples_dirs": str(ROOT / "examples" / "methods"),
     "gallery_dirs": "methods",
