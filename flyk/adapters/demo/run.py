@@ -6,7 +6,6 @@ import functools
 import hashlib
 import shlex
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from importlib import metadata
 from pathlib import Path
@@ -35,9 +34,9 @@ class Settings:
     layers: int = 6
     train: int = 320
     test: int = 120
-    batch: int = 8
+    batch: int = 4
     seeds: int = 3
-    rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
+    rates: tuple[float, ...] = (2e-3, 6e-3, 1.8e-2)
 
 
 QUICK = {"layers": 2, "train": 64, "test": 40, "seeds": 1, "rates": (1e-2,)}
@@ -55,6 +54,7 @@ class Work:
         whole, tokenize, self.model = network.load(settings.model)
         self.settings = settings
         self.depth, self.size = len(whole.model.layers), sum(p.numel() for p in whole.parameters())
+        self.sum = float(sum(p.double().sum() for p in whole.parameters()))  # tells models of one name apart
         self.lower, self.network = network.cut(whole, settings.layers)
         validation = settings.test if len(settings.rates) > 1 else 0
         self.tasks = tasks.read(
@@ -70,7 +70,8 @@ class Work:
         sums = [hashlib.sha256(path.read_bytes()).hexdigest() for path in paths]
         own = asdict(self.settings) | {"validation": [len(task.validation) for task in self.tasks]}
         kept = {key: value for key, value in own.items() if key not in ("data", "seeds", "rates")}
-        return {**kept, "files": sums, "model": self.model, "methods": METHODS, "versions": versions(), "form": 1}
+        model = [self.model, self.sum]
+        return {**kept, "files": sums, "model": model, "methods": METHODS, "versions": versions()}
 
     def _total(self) -> int:
         searches = len(self.settings.rates) * len(SEARCHED) * (len(self.settings.rates) > 1)
@@ -111,9 +112,8 @@ class Work:
     def adapter(self, method: Method, number: int, seed: int) -> Path:
         return self.units.folder / f"{self.name(method, number, seed)}.safetensors"
 
-    def on_all(self, make: Callable[[], Any]) -> list[float]:
-        """The accuracy on each task of the model that `make` gives."""
-        model = make()
+    def on_all(self, model: Any) -> list[float]:
+        """The accuracy on each task."""
         return [self.accuracy(model, number) for number in range(len(self.tasks))]
 
 
@@ -127,7 +127,7 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
     begin = time.perf_counter()
     work = Work(settings, folder)
     try:
-        frozen = work.units.get("frozen", lambda: work.on_all(lambda: work.network))
+        frozen = work.units.get("frozen", lambda: work.on_all(work.network))
         searched = {method.name: _search(work, method) for method in METHODS}
         work.rates = {name: max(found, key=lambda rate: found[rate]) for name, found in searched.items()}
         alone = {method.name: _alone(work, method) for method in METHODS}
@@ -204,7 +204,7 @@ def _merged(work: Work, method: Method, how: str) -> list[list[float]]:
 
     def unit(seed: int) -> list[float]:
         paths = [work.adapter(method, number, seed) for number in range(len(work.tasks))]
-        return work.on_all(lambda: merged(work.network, method, paths, how))
+        return work.on_all(merged(work.network, method, paths, how))
 
     return [
         work.units.get(f"{work.run_of(method)}-{how}-{seed}", functools.partial(unit, seed))
