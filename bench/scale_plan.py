@@ -27,8 +27,8 @@ from roofline import GPUS
 from flyk import distributed
 from flyk._files import write_whole
 from flyk._memory import text
-from flyk._triangle import pack, unpack_
-from flyk.bench._machine import ceilings, machine
+from flyk._triangle import pack, rows, unpack_
+from flyk.bench._machine import Ceilings, ceilings, machine
 from flyk.nn import REAR
 from flyk.nn._resolve import times
 from flyk.ops.ridge_solve import factor, substitute
@@ -38,16 +38,19 @@ FEATURES, CLASSES = 768, 100
 ROWS, EXPANSION = 10**9, 100000
 RANKS = (1, 8, 64, 256, 1024)
 # Of the plan's machines; data sheets: NVLink 900 GB/s both ways within 8 GPUs, beyond them one 400 Gb/s adapter each.
-NEAR, FAR, TOGETHER, GPU_MEMORY = 450e9, 50e9, 8, {"H100": 80e9, "H200": 141e9, "B200": 180e9}
+NEAR, FAR, TOGETHER, GPU_MEMORY = 450e9, 50e9, 8, {"H200": 141e9}
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Shares of the peak product rate (gram, solve) and copy rate (read, pack), and iterations by number of blocks."""
+    """Shares of the peak product rate (gram, solve, iterate) and of that of copies in memory (pack), and iterations.
+
+    Of conjugate gradients the iterations by number of blocks, and what one reaches, which multiplies in float64.
+    """
 
     gram: float
     solve: float
-    read: float
+    iterate: float
     pack: float
     iterations: dict[str, int]
 
@@ -55,7 +58,8 @@ class Pieces:
 @dataclass(frozen=True)
 class Machine:
     name: str
-    rate: float  # operations a second of products
+    rate: float  # operations a second of the products of learning,
+    plain: float  # and of float32, in which, or in float64 at half of it, systems are solved
     bandwidth: float  # bytes a second of memory
     link: Callable[[int], float]  # bytes a second that one of W ranks sends
     memory: float
@@ -80,7 +84,7 @@ def replicated(p: Pieces, on: Machine, ranks: int, rows: int, m: int, d: int, t:
     return Cost(
         learn=rows / ranks * (m * m + 2 * d * m) / (on.rate * p.gram),
         send=wire / on.link(ranks) + (2 * triangle / (on.bandwidth * p.pack) if ranks > 1 else 0),
-        solve=m**3 / 3 / (on.rate * p.solve),
+        solve=m**3 / 3 / (on.plain * p.solve),
         wire=wire,
         memory=4 * (2 * m * m + m * d + 2 * m * t),
     )
@@ -92,11 +96,11 @@ def dealt_out(p: Pieces, on: Machine, ranks: int, rows: int, m: int, d: int, t: 
     iterations = p.iterations[str(known)]
     received, share = rows * d * 4 * (ranks - 1) / ranks, m / ranks
     wire = received + iterations * 8 * share * t * (ranks - 1)
-    block = share**3 / 3 * 2 / (on.rate * p.solve)  # in float64, at half the rate
+    block = share**3 / 3 * 2 / (on.plain * p.solve)  # in float64, at half the rate
     return Cost(
         learn=rows * (2 * m * share + 2 * d * m) / (on.rate * p.gram),
         send=received / on.link(ranks),
-        solve=block + iterations * (4 * m * share / (on.bandwidth * p.read) + 8 * m * t / on.link(ranks)),
+        solve=block + iterations * (2 * m * share * t / (on.plain * p.iterate) + 8 * m * t / on.link(ranks)),
         wire=wire,
         memory=4 * m * share + 8 * share**2 + 4 * (m * d + m * t) + 8 * 5 * share * t,
     )
@@ -123,32 +127,36 @@ def stream(rows: int, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 def measure() -> dict[str, object]:
     """The pieces on one thread, and the two processes that the model is held against."""
     torch.set_num_threads(1)
-    m, rows = 2048, 4096  # more rows than columns, as in a long stream
-    peak, rear, (h, labels) = ceilings(), router(m), stream(rows)
-    copy = peak.copy_rate(4 * m * m)
+    m, count = 2048, 4096  # more rows than columns, as in a long stream
+    peak, rear, (h, labels) = ceilings(), router(m), stream(count)
 
     def solve() -> None:
         rear._forget()
         rear.solve()
 
-    def read() -> None:
-        times(torch.ones(CLASSES, m), rear.G, 1.0)
+    def iterate() -> None:
+        times(torch.ones(CLASSES, m, dtype=torch.float64), rear.G, 1.0)
 
     learn = best(lambda: (rear.update(h, labels), rear.flush()))
     pieces = Pieces(
-        gram=rows * (m * m + 2 * FEATURES * m) / learn / peak.flop_rate,
+        gram=count * (m * m + 2 * FEATURES * m) / learn / peak.flop_rate,
         solve=m**3 / 3 / best(solve) / peak.flop_rate,
-        read=2 * m * m / best(read) / copy,
-        pack=2 * 2 * m * m / best(lambda: unpack_(rear.G, pack(rear.G))) / copy,
+        iterate=2 * m * m * CLASSES / best(iterate) / peak.flop_rate,
+        pack=2 * 2 * m * m / best(lambda: unpack_(rows(rear.G), pack(rear.G))) / max_copy(peak),
         iterations={str(blocks): iterations(rear, blocks) for blocks in (1, 8, 64)},
     )
     with tempfile.TemporaryDirectory() as folder:
         mp.spawn(two, (folder,), nprocs=2)
         found = json.loads(Path(folder, "0.json").read_text())
-    here = Machine("here", found["rate"], found["copy"], lambda _: found["link"], 0)
+    here = Machine("here", found["rate"], found["rate"], found["copy"], lambda _: found["link"], 0)
     model = replicated(pieces, here, 2, *SMALL, FEATURES, CLASSES)
     held = {"measured": found["seconds"], "model": {"learn": model.learn, "send": model.send, "solve": model.solve}}
     return {"pieces": pieces.__dict__, "two processes": held, "machine": machine()}
+
+
+def max_copy(peak: Ceilings) -> float:
+    """Bytes a second of the largest copy, which no cache holds."""
+    return peak.copy[max(peak.copy)]
 
 
 def iterations(rear: REAR, blocks: int) -> int:
@@ -188,7 +196,7 @@ def two(rank: int, folder: str) -> None:
     solved = time.perf_counter()
     found = {
         "rate": peak.flop_rate,
-        "copy": peak.copy_rate(4 * SMALL[1] ** 2),
+        "copy": max_copy(peak),
         "link": 4 * 2**22 / sent,  # W = 2: each rank sends the buffer once
         "seconds": {"learn": learned - begin, "send": reduced - learned, "solve": solved - reduced},
     }
@@ -210,7 +218,14 @@ def tables(found: dict) -> str:
         if gpu.name not in GPU_MEMORY:
             continue
         for precision, rate in (("float32", gpu.float32), ("bf16x3", gpu.bf16 / 3)):
-            on = Machine(gpu.name, rate, gpu.bandwidth, lambda w: NEAR if w <= TOGETHER else FAR, GPU_MEMORY[gpu.name])
+            on = Machine(
+                gpu.name,
+                rate,
+                gpu.float32,
+                gpu.bandwidth,
+                lambda w: NEAR if w <= TOGETHER else FAR,
+                GPU_MEMORY[gpu.name],
+            )
             lines += [f"\n{gpu.name}, products in {precision}:\n"]
             lines += ["| GPUs | form | learn | send | solve | on the wire, each | memory, each | |"]
             lines += ["| --: | --- | --: | --: | --: | --: | --: | --- |"]

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
-
-PANEL = 1024  # rows packed at once
 
 
 def size(m: int) -> int:
@@ -15,29 +11,17 @@ def size(m: int) -> int:
     return m * (m + 1) // 2
 
 
-def panels(G: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Views (rows, columns up to the last row's own) of G (M, M), and which entries of each are in the triangle."""
-    for begin in range(0, G.shape[0], PANEL):
-        view = G[begin : begin + PANEL, : begin + PANEL]
-        yield view, torch.ones_like(view, dtype=torch.bool).tril(begin)
+def rows(G: Tensor, begin: int = 0, end: int | None = None) -> list[Tensor]:
+    """Views of rows begin .. end - 1 of G (M, M), each up to the diagonal."""
+    return [row[: begin + i + 1] for i, row in enumerate(G[begin:end].unbind())]
 
 
 def pack(G: Tensor) -> Tensor:
     """(M (M + 1) / 2,) of G (M, M); what stands above the diagonal is not read."""
-    packed = G.new_empty(size(G.shape[0]))
-    at = 0
-    for view, lower in panels(G):
-        entries = view[lower]
-        packed[at : at + len(entries)] = entries
-        at += len(entries)
-    return packed
+    return torch.cat([*rows(G), G.new_empty(0)])
 
 
-def unpack_(G: Tensor, packed: Tensor) -> Tensor:
-    """Put `packed` into the lower triangle of G; what stands above the diagonal stays as it is."""
-    at = 0
-    for view, lower in panels(G):
-        more = size(min(view.shape[1], G.shape[0])) - at
-        view[lower] = packed[at : at + more].to(G)
-        at += more
-    return G
+def unpack_(places: list[Tensor], packed: Tensor) -> None:
+    """Put `packed` into the rows that `rows` gave."""
+    for place, row in zip(places, packed.split([len(place) for place in places]), strict=True):
+        place.copy_(row)

@@ -13,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flyk._triangle import panels
+from flyk._triangle import rows, unpack_
+
+PANEL = 1024  # rows of a triangle sent at once
 
 
 def ranks(group: Any = None) -> int:
@@ -56,8 +58,9 @@ def sum_lower_(G: Tensor, group: Any = None) -> None:
     """In place: the sum of the lower triangle of G (M, M), sent in panels; above the diagonal G stays as it is."""
     if ranks(group) == 1:
         return
-    for view, lower in panels(G):
-        view[lower] = sum_(view[lower], group)
+    for begin in range(0, G.shape[0], PANEL):
+        panel = rows(G, begin, begin + PANEL)
+        unpack_(panel, sum_(torch.cat(panel), group))
 
 
 def gather_rows(t: Tensor, group: Any = None) -> Tensor:

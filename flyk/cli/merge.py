@@ -18,6 +18,11 @@ def merge(
 
     All must be of one seed, kind and ridge, and of the same expansion; the largest number of experts is kept. Whether
     two files hold the same rows nothing in them can tell.
+
+    \b
+    Examples:
+      flyk merge monday.safetensors tuesday.safetensors -o week.safetensors
+      flyk merge rank*.safetensors -o all.safetensors
     """
     if len(files) < 2:
         raise ValueError(f"merge needs two files or more, got {len(files)}")

@@ -77,8 +77,9 @@ class Stored(nn.Module):
             if state["kind"] != router._kind():
                 raise ValueError(f"it is of {state['kind']}, not of {router._kind()}")
             router._load_statistics(*router._restored(statistics))
-        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-            raise ValueError(f"path must name a {cls.__name__} that flyk saved, got {path}: {error}") from error
+        except (LookupError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            why = str(error).partition("\n")[0]
+            raise ValueError(f"path must name a {cls.__name__} that flyk saved, got {path}: {why}") from error
         return router
 
     def _stored(self) -> dict[str, Tensor]:
@@ -130,7 +131,7 @@ class Stored(nn.Module):
         try:
             theirs = json.loads(bytes(kind.tolist()))
             wrong = {name: (mine, theirs[name]) for name, mine in self._kind().items() if theirs[name] != mine}
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, RecursionError):
             raise ValueError("kind must be the JSON that state_dict made, got something else") from None
         for name, (mine, got) in wrong.items():
             raise ValueError(f"kind must have {name} {mine!r}, as this router, got {got!r}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flyk import _memory, distributed
-from flyk._triangle import pack, size, unpack_
+from flyk._triangle import pack, rows, size, unpack_
 from flyk.nn import _check, _solve
 from flyk.nn._choose_ridge import choose
 from flyk.nn._keep_dtype import keep_dtype
@@ -173,7 +173,9 @@ class REAR(Router):
     def _restored(self, statistics: dict[str, Tensor]) -> list[Tensor]:
         _ops_check.dtype("G", statistics["G"], (self.dtype,))
         _ops_check.shape("G", statistics["G"], size(self.expansion))
-        return super()._restored(statistics | {"G": unpack_(torch.zeros_like(self.G), statistics["G"])})
+        G = torch.zeros_like(self.G)
+        unpack_(rows(G), statistics["G"])
+        return super()._restored(statistics | {"G": G})
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         self.flush()

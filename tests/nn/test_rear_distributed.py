@@ -9,6 +9,7 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from flyk import distributed
 from flyk.nn import REAR
 
 D, M = 6, 70
@@ -64,6 +65,7 @@ class Routed(nn.Module):
 
 def work(rank, world, folder):
     torch.set_num_threads(1)
+    distributed.PANEL = 16  # several panels
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=world)
     found = {}
     for kind in KINDS:

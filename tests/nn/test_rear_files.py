@@ -156,6 +156,13 @@ def test_a_file_of_bad_contents_is_refused_and_takes_no_memory(tmp_path, change)
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("state", [None, 3, "REAR", [], {}, torch.zeros(3), torch.zeros(()), {"form": "REAR"}])
+def test_a_checkpoint_of_something_else_is_refused(tmp_path, state):
+    checkpoint.save(tmp_path / "r.safetensors", state)
+    with pytest.raises(ValueError, match=r"^path must name a REAR that flyk saved, got .*r\.safetensors: "):
+        REAR.load(tmp_path / "r.safetensors")
+
+
 def test_a_state_of_another_kind_is_refused_whole():
     h, labels = stream()
     module, before = fed(h, labels), fed(h, labels).solve()
