@@ -62,7 +62,7 @@ lint: $(VENV)/.test  ## Lint, format and types
 	$(BIN)/ruff format --check
 	$(BIN)/pyright --pythonpath $(BIN)/python
 
-docs: $(VENV)/.docs  ## The documents with pictures from real runs, into build/docs; a warning is an error
+docs: $(VENV)/.test  ## The documents with pictures from real runs, into build/docs; a warning is an error
 	$(BIN)/python -m sphinx -q -W --keep-going docs build/docs
 	@echo build/docs/index.html
 
@@ -103,12 +103,8 @@ $(VENV)/.demo: $(VENV)/.torch $(BUILD)
 	touch $@
 
 $(VENV)/.test: $(VENV)/.demo
-	$(PIP) --no-build-isolation --editable ".[test,bench]"
+	$(PIP) --no-build-isolation --editable ".[test,bench,docs]"
 	$(PIP) --no-deps $(REAL)
-	touch $@
-
-$(VENV)/.docs: $(VENV)/.test
-	$(PIP) --no-build-isolation --editable ".[docs]"
 	touch $@
 
 .venv-timm/.done:

@@ -56,12 +56,15 @@ def make_all() -> None:
 
 
 def keep() -> None:
-    """Copies finished results to docs/results/continual, without what a page has no use for."""
+    """Copies finished results to docs/results/continual and makes the page of them."""
     for path in sorted(RUNS.glob("**/seed-*/result.json")):
         target = (RESULTS / path.parent.relative_to(RUNS)).with_suffix(".json")
         if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
             with write_whole(target) as part:
                 shutil.copyfile(path, part)
+    if RESULTS.exists():
+        with write_whole(PAGE) as part:
+            part.write_text(page(), encoding="utf-8")
 
 
 def page() -> str:
@@ -109,8 +112,6 @@ def main() -> None:
     if sys.argv[1:] != ["--page"]:
         make_all()
     keep()
-    with write_whole(PAGE) as part:
-        part.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

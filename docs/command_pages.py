@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer.testing import CliRunner
 
 from flyk.cli import COMMANDS, app
@@ -12,9 +13,16 @@ from flyk.cli import COMMANDS, app
 PAGES = Path(__file__).parent / "commands"
 
 
+def helps(command: Any, *name: str) -> str:
+    """The help of a command, and of the commands that it has."""
+    text = CliRunner().invoke(app, [*name, "--help"], prog_name="flyk", terminal_width=100).output
+    own = "".join(helps(sub, *name, each) for each, sub in getattr(command, "commands", {}).items())
+    return f"```text\n{text}```\n\n{own}"
+
+
 def page(name: str) -> str:
-    text = CliRunner().invoke(app, [name, "--help"], prog_name="flyk", terminal_width=100).output
-    return f"# flyk {name}\n\n```text\n{text}```\n"
+    main = typer.main.get_command(app)
+    return f"# flyk {name}\n\n{helps(main.get_command(None, name), name)}"
 
 
 def write(sphinx: Any) -> None:

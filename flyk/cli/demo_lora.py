@@ -23,10 +23,10 @@ def lora(
     layers: Annotated[int, typer.Option(help="Layers adapted, the last ones.")] = 6,
     train: Annotated[int, typer.Option(help="Examples of each task to train on.")] = 320,
     test: Annotated[int, typer.Option(help="Examples of each task to test on; half as many of arc_easy.")] = 120,
-    batch: Annotated[int, typer.Option(help="Examples of an optimizer step.")] = 8,
+    batch: Annotated[int, typer.Option(help="Examples of an optimizer step.")] = 4,
     seeds: Annotated[int, typer.Option(help="Runs of each method on each task.")] = 3,
     rate: Annotated[
-        list[float] | None, typer.Option(help="Learning rates to choose from.", show_default="0.001, 0.004, 0.016")
+        list[float] | None, typer.Option(help="Learning rates to choose from.", show_default="0.002, 0.006, 0.018")
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="About a minute: few examples, layers, one seed.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and finished units.")] = Path(

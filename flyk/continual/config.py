@@ -57,6 +57,8 @@ class Config:
         batch_size: samples a batch.
         online_iter: optimizer steps a batch, each on a fresh augmentation.
         learning_rate: of Adam.
+        prompt_rate: of Adam for all that is trained but the head; None for the same. Adam moves a logit by about the
+            rate times the features' sum of magnitudes, and a prompt by the rate, so one rate seldom fits both.
         mask: classes that take part in the training loss: those of the "batch", those "seen" so far, the batch's and a
             "random" half of the others, or all ("none").
         augment: "none", "flip" or "crop".
@@ -83,6 +85,7 @@ class Config:
     batch_size: int = 64
     online_iter: int = 3
     learning_rate: float = 5e-3
+    prompt_rate: float | None = None
     mask: str = "batch"
     augment: str = "flip"
     precision: str = "float32"
@@ -107,8 +110,10 @@ class Config:
         for name in ("n", "m"):
             if not _number(getattr(self, name), 0, 100):
                 raise ValueError(f"{name} must be a percentage from 0 to 100, got {getattr(self, name)!r}")
-        if not _number(self.learning_rate, 0, math.inf) or self.learning_rate == 0:
-            raise ValueError(f"learning_rate must be a number above 0, got {self.learning_rate!r}")
+        for name in ("learning_rate", "prompt_rate"):
+            value = getattr(self, name)
+            if not (value is None and name in optional) and (not _number(value, 0, math.inf) or value == 0):
+                raise ValueError(f"{name} must be a number above 0, got {value!r}")
         for name in ("data", "repair"):
             value = getattr(self, name)
             if not ((isinstance(value, str) and value) or (value is None and name in optional)):

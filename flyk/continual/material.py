@@ -102,7 +102,9 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
         def batch(part: Indices) -> torch.Tensor:
             return backbone.features([str(texts.texts[i]) for i in part.tolist()])
 
-        features = _features(key, rows, batch, backbone.num_features, progress)
+        # By length, so that a batch has little padding.
+        order = np.argsort([len(texts.texts[i]) for i in rows.tolist()], kind="stable")
+        features = _features(key, rows[order], batch, backbone.num_features, progress)[np.argsort(order)]
         halves.append(Part(torch.from_numpy(texts.labels[rows]), torch.from_numpy(features)[None]))
     domains = None if texts.domains is None else texts.domains[chosen[0]]
     return Material(f"{texts.source} through {backbone.name}", texts.names, halves[0], halves[1], domains)

@@ -161,6 +161,7 @@ def make_setting(config: Config, material: Material, stream: Stream) -> Setting:
         num_tasks=len(stream.tasks),
         backbone=material.backbone,
         learning_rate=config.learning_rate,
+        prompt_rate=config.prompt_rate,
         online_iter=config.online_iter,
         mask=config.mask,
         precision=config.precision,

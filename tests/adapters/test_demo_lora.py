@@ -194,18 +194,11 @@ def test_result_has_every_method_task_and_seed(result):
 
 def test_costs_are_counted(result):
     count, kept = result["cost"]["parameters"], result["cost"]["kept"]
-    inputs, q, v = 64, 64, 32
-    assert count["LoRA r8"] == {
-        "trained": 2 * 8 * (2 * inputs + q + v),
-        "used": 2 * 8 * (2 * inputs + q + v),
-        "drawn": 0,
-    }
-    assert count["LoRA-FA r32"] == {"trained": 2 * 32 * (q + v), "used": 2 * 32 * (q + v), "drawn": 2 * 32 * 2 * inputs}
-    assert count[FLY.name] == {
-        "trained": 2 * 32 * (q + v),
-        "used": 2 * 8 * (q + v),
-        "drawn": 2 * 32 * 2 * (inputs // 4),
-    }
+    inputs, outputs = 7 * 64, 5 * 64 + 2 * 32  # of the seven linear layers of a block; two blocks are adapted
+    both = 2 * 8 * (inputs + outputs)
+    assert count["LoRA r8"] == {"trained": both, "used": both, "drawn": 0}
+    assert count["LoRA-FA r32"] == {"trained": 64 * outputs, "used": 64 * outputs, "drawn": 64 * inputs}
+    assert count[FLY.name] == {"trained": 64 * outputs, "used": 16 * outputs, "drawn": 64 * inputs // 4}
     assert kept[""] < kept[FLY.name] < kept["LoRA r8"] < kept["LoRA r32"]
     assert all(value > 0 for value in result["cost"]["tokens a second"].values())
 

@@ -26,10 +26,13 @@ def helped(*command: str) -> str:
 
 
 def parses(line: str) -> None:
-    """Refuses a line that the command would refuse, without running it. A word in capitals stands for a file."""
+    """Refuses a line that the command would refuse, without running it. A word in capitals stands for a file.
+
+    A bare name of a command is no whole line: that the command is there is enough.
+    """
     name, *words = [word.lower() + ".json" if word.isupper() else word for word in line.split()]
     command, context = MAIN, None
-    while command:
+    while command and (words or command is MAIN):
         context = command.make_context(name, words, parent=context)
         words = [*getattr(context, "_protected_args", []), *context.args]
         if not isinstance(command, TyperGroup) or not words:

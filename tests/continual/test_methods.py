@@ -119,6 +119,18 @@ def test_the_router_sees_each_sample_once_as_it_is(images, monkeypatch):
     method.close()
 
 
+def test_prompts_have_a_rate_of_their_own(images):
+    for name, options in (("flyprompt", None), ("misa", {"length": 2, "prompt_layers": 2})):
+        method = make(images, name, options, prompt_rate=1e-5)
+        method.start_task(0)
+        head = method.heads.online if name == "flyprompt" else method.head
+        prompts, weight = method.pool.prompts[0].detach().clone(), head.weight.detach().clone()
+        method.observe(task_batches(images, 0)[0])
+        assert 0 < (method.pool.prompts[0] - prompts).abs().max() < 5e-5
+        assert (head.weight - weight).abs().max() > 0.02
+        method.close()
+
+
 def test_averages_follow_every_step(images):
     method = make(images, options=SMALL | {"decays": [0.5]})
     method.start_task(0)

@@ -216,3 +216,13 @@ def test_what_differs_does_not_merge(digits: Data, options: dict[str, Any], said
         FlyRegressor(100).fit(X, X[:, 0]).merge(FlyRegressor(100).fit(X, X[:, :2]))
     with pytest.raises(ValueError, match=r"y must have the targets of the rows before, \(\), got \(2,\)"):
         FlyRegressor(100).fit(X, X[:, 0]).partial_fit(X, X[:, :2])
+
+
+def test_river_takes_it(digits: Data) -> None:
+    compat = pytest.importorskip("river.compat")
+    X, y, _ = digits
+    learner = compat.convert_sklearn_to_river(FlyClassifier(50), classes=list("abcdefghij"))
+    for row, label in zip(X[:60], y[:60], strict=True):
+        learner.learn_one(dict(enumerate(row)), label)
+    told = [learner.predict_one(dict(enumerate(row))) for row in X[:60]]
+    assert told == FlyClassifier(50).fit(X[:60], y[:60]).predict(X[:60]).tolist()

@@ -39,6 +39,8 @@ def test_extras(project: dict) -> None:
     assert {"peft", "sklearn", "vision", "bench", "docs", "demo", "test"} <= set(extras)
     assert "scikit-learn" in names(extras["sklearn"])
     assert not any("torch" in names(extra) for extra in extras.values())
+    told = re.findall(r"^\| `([\w-]+)` \|", (ROOT / "docs" / "start.md").read_text(), re.MULTILINE)
+    assert sorted(told) == sorted(extras)
 
 
 def test_each_extra_that_a_message_names_is_there(project: dict) -> None:
@@ -47,7 +49,7 @@ def test_each_extra_that_a_message_names_is_there(project: dict) -> None:
         for folder in ("flyk", "docs")
         for kind in ("*.py", "*.md")
         for path in (ROOT / folder).rglob(kind)
-        for extra in re.findall(r"flyk\[(\w+)\]", path.read_text())
+        for extra in re.findall(r"flyk\[([\w-]+)\]", path.read_text())
     }
     assert {"sklearn", "bench"} <= named <= set(project["project"]["optional-dependencies"])
 

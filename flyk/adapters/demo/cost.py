@@ -77,13 +77,12 @@ def _loss(network: Any, rows: Sequence[Row], states: States) -> Tensor:
 
 
 def alone(network: Any, rows: int, least: int, budget: float) -> dict[str, float]:
-    """Milliseconds of forward and backward of one layer's adapters on q_proj and v_proj, without what they adapt.
+    """Milliseconds of forward and backward of one block's adapters, without the layers that they adapt.
 
     The published algorithm and flyk's operator at r 32, k 8, and LoRA's two products, on random numbers, in turns.
     """
-    attention = network.model.layers[0].self_attn
-    sizes = [(getattr(attention, name).in_features, getattr(attention, name).out_features) for name in TARGETS]
-    calls = [_calls(rows, d, m) for d, m in sizes]
+    linears = [one for name, one in network.model.layers[0].named_modules() if name.rpartition(".")[2] in TARGETS]
+    calls = [_calls(rows, one.in_features, one.out_features) for one in linears]
     both = {name: (lambda name=name: [call[name]() for call in calls]) for name in calls[0]}
     return {name: 1e3 * statistics.median(s) for name, s in interleaved([both], least, budget).items()}
 

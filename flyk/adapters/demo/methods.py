@@ -15,12 +15,12 @@ from flyk import adapters as fly
 from flyk._files import write_whole
 from flyk._packages import need
 
-TARGETS = ("q_proj", "v_proj")
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")  # the paper's
 
 
 @dataclass(frozen=True)
 class Method:
-    """An adapter on q_proj and v_proj of every layer, scaled by 2 (alpha = 2r), without dropout.
+    """An adapter on each linear layer of every block, scaled by 2 (alpha = 2r), without dropout.
 
     Attributes:
         name: in tables.

@@ -34,9 +34,9 @@ class Settings:
     layers: int = 6
     train: int = 320
     test: int = 120
-    batch: int = 8
+    batch: int = 4
     seeds: int = 3
-    rates: tuple[float, ...] = (1e-3, 4e-3, 1.6e-2)
+    rates: tuple[float, ...] = (2e-3, 6e-3, 1.8e-2)
 
 
 QUICK = {"layers": 2, "train": 64, "test": 40, "seeds": 1, "rates": (1e-2,)}

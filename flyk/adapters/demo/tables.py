@@ -164,13 +164,13 @@ def costs(result: dict[str, Any]) -> Table:
             "peak of a step, MiB",
             "kept for the backward, MiB",
             "of it by the adapters",
-            "adapters of a layer, ms",
+            "adapters of a block, ms",
         ),
         rows,
         f"A step is forward, backward and AdamW of the adapted layers on {cost['batch']} rows of {cost['tokens']} "
         "tokens, median of interleaved steps; its peak is beyond what network and adapters hold. The last column is "
-        "forward and backward of the adapters of one layer's q_proj and v_proj alone, on as many rows, in turns with "
-        "the published FlyLoRA in eager PyTorch.",
+        "forward and backward of one block's adapters alone, on as many rows, in turns with the published FlyLoRA in "
+        "eager PyTorch.",
     )
 
 

@@ -23,7 +23,7 @@ class Setting:
         num_classes: C.
         num_tasks: T; a method that must not know it has no use for it.
         backbone: the frozen network that prompts are put into (see flyk.continual.vit), None where there is none.
-        learning_rate, online_iter, mask, precision, checkpointing, seed: see Config.
+        learning_rate, prompt_rate, online_iter, mask, precision, checkpointing, seed: see Config.
     """
 
     num_features: int
@@ -31,6 +31,7 @@ class Setting:
     num_tasks: int = 1
     backbone: Any = None
     learning_rate: float = 5e-3
+    prompt_rate: float | None = None
     online_iter: int = 3
     mask: str = "batch"
     precision: str = "float32"
@@ -109,9 +110,11 @@ class TrainedMethod(Method):
     optimizer: torch.optim.Optimizer
     seen: Tensor
 
-    def start_training(self, parameters: Iterable[nn.Parameter]) -> None:
-        """The optimizer of these parameters."""
-        self.optimizer = torch.optim.Adam(parameters, lr=self.setting.learning_rate)
+    def start_training(self, head: Iterable[nn.Parameter], rest: Iterable[nn.Parameter] = ()) -> None:
+        """The optimizer: the head learns at `learning_rate`, the rest at `prompt_rate`."""
+        rate = self.setting.learning_rate
+        groups = [{"params": list(head)}, {"params": list(rest), "lr": self.setting.prompt_rate or rate}]
+        self.optimizer = torch.optim.Adam([group for group in groups if group["params"]], lr=rate)
         self.register_buffer("seen", torch.zeros(self.setting.num_classes, dtype=torch.bool))
 
     def logits(self, batch: Batch) -> Tensor:

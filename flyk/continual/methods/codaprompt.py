@@ -49,7 +49,7 @@ class CODAPrompt(PromptedMethod):
         self.values = nn.ParameterList(nn.Parameter(part.contiguous()) for part in rows(length * d))
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(prompt_layers))))
-        self.start_training([*self.attention, *self.keys, *self.values, *self.head.parameters()])
+        self.start_training(self.head.parameters(), [*self.attention, *self.keys, *self.values])
 
     def start_task(self, task: int) -> None:
         self.task = task

@@ -35,7 +35,7 @@ class DualPrompt(PromptedMethod):
         self.special = nn.ParameterList(torch.rand(special, length, d) for _ in range(tasks))
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(general + special))))
-        self.start_training([self.keys, self.general, *self.special, *self.head.parameters()])
+        self.start_training(self.head.parameters(), [self.keys, self.general, *self.special])
 
     def start_task(self, task: int) -> None:
         self.task = task

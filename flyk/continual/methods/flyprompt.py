@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import chain
 
 import torch
 from torch import Tensor
@@ -90,7 +89,7 @@ class FlyPrompt(PromptedMethod):
         if prompt_length:
             self.attach(make_pool(setting, prompt_length, tuple(range(prompt_layers)), count))
             prompts = list(self.pool.prompts)
-        self.start_training(chain(self.heads.parameters(), prompts))
+        self.start_training(self.heads.parameters(), prompts)
 
     @property
     def expert(self) -> int | None:  # type: ignore[override]

@@ -46,7 +46,7 @@ class L2P(PromptedMethod):
         self.entries = nn.Parameter(torch.rand(pool_size, prompt_layers, length, d))
         self.head = zero_head(setting)
         self.attach(make_pool(setting, top * length, tuple(range(prompt_layers))))
-        self.start_training([self.keys, self.entries, *self.head.parameters()])
+        self.start_training(self.head.parameters(), [self.keys, self.entries])
 
     def logits(self, batch: Batch) -> Tensor:
         cosines = F.normalize(batch.features, dim=1) @ F.normalize(self.keys, dim=1).T

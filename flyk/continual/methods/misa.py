@@ -22,7 +22,7 @@ class MISA(PromptedMethod):
         super().__init__(setting)
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(prompt_layers))))
-        self.start_training([*self.pool.parameters(), *self.head.parameters()])
+        self.start_training(self.head.parameters(), self.pool.parameters())
 
     def logits(self, batch: Batch) -> Tensor:
         return self.head(self.prompted(batch, 0))

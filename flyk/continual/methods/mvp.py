@@ -43,7 +43,7 @@ class MVP(PromptedMethod):
         self.masks = nn.Parameter(torch.zeros(pool_size, setting.num_classes))
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(prompt_layers)), pool_size))
-        self.start_training([self.keys, self.masks, *self.pool.parameters(), *self.head.parameters()])
+        self.start_training(self.head.parameters(), [self.keys, self.masks, *self.pool.parameters()])
 
     def logits(self, batch: Batch) -> Tensor:
         cosines = F.normalize(batch.features, dim=1) @ F.normalize(self.keys, dim=1).T

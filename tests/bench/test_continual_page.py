@@ -1,0 +1,56 @@
+"""The page of results, from runs of the bench on made data."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from flyk.continual import ablate
+from flyk.continual.config import load_config
+
+HERE = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    """bench/continual.py with two small configs of its own, in an empty folder."""
+    spec = importlib.util.spec_from_file_location("continual_page", HERE / "bench" / "continual.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    draws, labels = np.random.default_rng(0), np.repeat(np.arange(4), 20)
+    x = 4 * draws.normal(size=(4, 8))[labels] + draws.normal(size=(80, 8))
+    np.savez(tmp_path / "blobs.npz", x=x, y=labels, split=np.tile([0, 0, 0, 1], 20))
+    folder = tmp_path / "examples" / "continual" / "caltech"
+    folder.mkdir(parents=True)
+    base = 'data = "blobs.npz"\nbackbone = "none"\naugment = "none"\ntasks = 2\nbatch_size = 10\neval_every = 20\n'
+    (folder / "ncm.toml").write_text(f'method = "ncm"\n{base}')
+    options = "[options]\nprompt_length = 0\nexpansion = 32\nridge = 1.0\n"
+    (folder / "flyprompt.toml").write_text(f'method = "flyprompt"\n{base}{options}')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(ablate, "EXPANSIONS", (16, 32))
+    monkeypatch.setattr(ablate, "TRAINED", {"all": {}})
+    return module
+
+
+def test_all_runs_make_a_page_once(script, monkeypatch):
+    script.make_all()
+    page = script.PAGE.read_text()
+    rows = [line for line in page.splitlines() if line.startswith("| ncm |") or line.startswith("| flyprompt |")]
+    assert len(rows) == 2
+    assert all(row.endswith("| 3 |") for row in rows)
+    assert "| all | router k-nn |" in page
+    assert sorted(path.name for path in (script.RESULTS / "caltech" / "ncm").iterdir()) == [
+        f"seed-{seed}.json" for seed in script.SEEDS
+    ]
+    monkeypatch.setattr("flyk.continual.run._play", lambda *_: pytest.fail("a run was made again"))
+    script.make_all()
+    assert script.PAGE.read_text() == page
+
+
+def test_every_config_of_the_examples_is_sound(monkeypatch):
+    paths = sorted((HERE / "examples" / "continual").glob("*/*.toml"))
+    assert len(paths) == 22
+    for path in paths:
+        load_config(path)
+        assert f"flyk continual run {path.relative_to(HERE).as_posix()} --seed 1" in path.read_text()
