@@ -156,7 +156,7 @@ def fly_lora(a: Arguments, got: Sequence[Tensor], want: Sequence[Tensor], r: Rou
     out, won, at = got
     yield from winners(a, *activations(a, r), won, at, r)
     won, B = won.double(), a["B"] * a["scale"]
-    base = 0.0 * want[0] if a["base"] is None else a["base"]
+    base = torch.zeros_like(want[0]) if a["base"] is None else a["base"]
 
     def update(w: Tensor, b: Tensor) -> Tensor:
         return scatter(w, at, b.shape[1]) @ b.t()
