@@ -131,10 +131,10 @@ def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[s
         have = "no FlyLoRAModel" if tasks is None else f"tasks {tasks}"
         raise ValueError(f"model must be the FlyLoRAModel of tasks {saved_tasks} for {path}, got {have}")
     for name, (form, entry) in entries.items():
-        wanted = SETTINGS.get(form, {}) if isinstance(form, str) else {}
-        right = set(entry) == {"form", *wanted} and all(
+        known = isinstance(form, str) and form in SETTINGS and set(entry) == {"form", *SETTINGS[form]}
+        right = known and all(
             isinstance(entry[key], kinds) and isinstance(entry[key], bool) == (kinds == (bool,))
-            for key, kinds in wanted.items()
+            for key, kinds in SETTINGS[form].items()
         )
         if not right:
             raise ValueError(f"path must name an adapter of known settings, got {path} with {entry} for {name!r}")

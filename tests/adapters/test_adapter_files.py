@@ -144,6 +144,7 @@ BAD = {
     "a setting too many": (setting(base="evil"), {}, "known settings"),
     "form unknown": (setting(form="pickle"), {}, "known settings"),
     "form a list": (setting(form=[]), {}, "known settings"),
+    "form null and no more": (lambda a: a["layers"].update({"0": {"form": None}}), {}, "known settings"),
     "version newer": (lambda a: a.update(version=2), {}, "version 1, got .* of version 2"),
     "no layers": (lambda a: a.pop("layers"), {}, "adapter that flyk saved"),
     "layers a list": (lambda a: a.update(layers=[1]), {}, "adapter that flyk saved"),
