@@ -85,12 +85,9 @@ class Work:
         rows += [row for example in (*searched, *task.test) for row in example.rows]
         return network.states(self.lower, rows)
 
-    def train(
-        self, method: Method, number: int, seed: int, rate: float, *, half: bool = False
-    ) -> tuple[Any, dict[str, Any]]:
-        """A model trained on a task, or on half of it, and what that took; order and A depend on task and seed."""
+    def train(self, method: Method, number: int, seed: int, rate: float) -> tuple[Any, dict[str, Any]]:
+        """A model trained on a task, and what that took; order and A depend on task and seed alone."""
         rows = [example.right for example in self.tasks[number].train]
-        rows = rows[: -(-len(rows) // 2)] if half else rows
         states, own = self.states(number), 1000 * seed + number
         model = adapt(self.network, method, own)
         parts = network.order(rows, self.settings.batch, own)
@@ -162,13 +159,13 @@ def run(settings: Settings, folder: Path) -> dict[str, Any]:
 
 
 def _search(work: Work, method: Method) -> dict[float, float]:
-    """Rate to the mean accuracy on validation examples of two tasks after half a pass; one rate needs no search."""
+    """Rate to the mean accuracy on validation examples of two tasks; one rate needs no search."""
     rates = work.settings.rates
     if len(rates) == 1:
         return {rates[0]: float("nan")}
 
     def try_rate(rate: float, number: int) -> float:
-        model, _ = work.train(method, number, SEARCH_SEED, rate, half=True)
+        model, _ = work.train(method, number, SEARCH_SEED, rate)
         return work.accuracy(model, number, validation=True)
 
     numbers = {task.name: number for number, task in enumerate(work.tasks) if task.name in SEARCHED}

@@ -184,8 +184,8 @@ def rates(result: dict[str, Any]) -> Table:
         "Learning rates",
         ("", *(f"{float(rate):g}" for rate in grid), "chosen"),
         rows,
-        f"Mean accuracy in % on validation examples of {' and '.join(result['searched'])} after training on half the "
-        "examples with a seed of its own; – where there was one rate and no search. The best serves all runs.",
+        f"Mean accuracy in % on validation examples of {' and '.join(result['searched'])} after training "
+        "with a seed of its own; – where there was one rate and no search. The best serves all runs.",
     )
 
 
