@@ -25,6 +25,7 @@ def run(
     out: Annotated[Path, typer.Option(help="Folder of runs; this one goes to <out>/<config>/seed-<seed>.")] = Path(
         "runs"
     ),
+    json_: Annotated[bool, typer.Option("--json", help="A list of the results as JSON, in place of paths.")] = False,
 ) -> None:
     """Play a stream to a method. A run that was cut goes on where it was; one that is done is not made again.
 
@@ -32,9 +33,12 @@ def run(
     """
     from flyk.continual import bench
 
-    for one in seed or [None]:
-        changes = {} if one is None else {"seed": one}
-        typer.echo(bench.run_config(config, out, changes))
+    reports = [bench.run_config(config, out, {} if one is None else {"seed": one}) for one in seed or [None]]
+    if json_:
+        results = [json.loads(report.with_name("result.json").read_text(encoding="utf-8")) for report in reports]
+        typer.echo(json.dumps(results))
+    else:
+        typer.echo("\n".join(str(report) for report in reports))
 
 
 @app.command()
@@ -57,10 +61,12 @@ def ablate(
         list[int] | None, typer.Option(help="In place of the config's; may be given several times.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder of runs; see `run`.")] = Path("runs"),
+    json_: Annotated[bool, typer.Option("--json", help="The rows as JSON.")] = False,
 ) -> None:
     """Play FlyPrompt whole and in parts: components, averages, aggregations, masks, routers, expansion and ridge."""
     from flyk.continual import ablate as ablation
     from flyk.continual.config import load_config
 
     seeds = seed or [load_config(config).seed]
-    typer.echo(ablation.as_text(ablation.ablate(config, out, seeds)))
+    results = ablation.ablate(config, out, seeds)
+    typer.echo(json.dumps(ablation.table(results)) if json_ else ablation.as_text(results))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,6 +43,7 @@ def demo(
     quick: Annotated[bool, typer.Option("--quick", help="About 1,500 samples only.")] = False,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
     out: Annotated[Path, typer.Option(help="Folder for report.html and report.json.")] = Path("flyk-demo"),
+    json_: Annotated[bool, typer.Option("--json", help="The results as JSON, in place of the table.")] = False,
 ) -> None:
     """Play real images once as a class-incremental stream: REAR and TE2 heads against their rivals.
 
@@ -49,8 +51,8 @@ def demo(
     """
     if context.invoked_subcommand is not None:
         return
-    settings = dict(locals())  # the options are the fields of Settings, but for out
-    del settings["out"], settings["context"]
+    settings = dict(locals())  # the options are the fields of Settings, but for these
+    del settings["out"], settings["context"], settings["json_"]
     try:
         from flyk._charts import need_matplotlib
         from flyk.continual import demo as continual
@@ -67,8 +69,7 @@ def demo(
     except (ValueError, ModuleNotFoundError, OSError) as error:
         typer.echo(f"flyk demo: {error}", err=True)
         raise typer.Exit(2) from None
-    typer.echo(summary(result))
-    typer.echo(report)
+    typer.echo(json.dumps(result | {"report": str(report)}) if json_ else f"{summary(result)}\n{report}")
 
 
 def summary(result: dict[str, Any]) -> str:

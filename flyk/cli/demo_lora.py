@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -32,6 +33,7 @@ def lora(
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and finished units.")] = Path(
         "flyk-demo-lora"
     ),
+    json_: Annotated[bool, typer.Option("--json", help="The results as JSON, in place of the tables.")] = False,
 ) -> None:
     """Compare LoRA, LoRA-FA and FlyLoRA on four text tasks: accuracy alone and merged, speed, memory.
 
@@ -56,8 +58,7 @@ def lora(
     except (ValueError, ModuleNotFoundError, OSError) as error:
         typer.echo(f"flyk demo lora: {error}", err=True)
         raise typer.Exit(2) from None
-    typer.echo(summary(result))
-    typer.echo(report)
+    typer.echo(json.dumps(result | {"report": str(report)}) if json_ else f"{summary(result)}\n{report}")
 
 
 def summary(result: dict[str, Any]) -> str:

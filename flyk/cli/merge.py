@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,7 @@ from flyk.nn import REAR
 def merge(
     files: Annotated[list[Path], typer.Argument(help="Files that REAR.save wrote, two or more.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file to write, .safetensors.")],
+    json_: Annotated[bool, typer.Option("--json", help="Rows and experts of each file as JSON.")] = False,
 ) -> None:
     """Add up the statistics of REAR routers, each of rows of its own.
 
@@ -26,18 +28,23 @@ def merge(
     """
     if len(files) < 2:
         raise ValueError(f"merge needs two files or more, got {len(files)}")
-    total = None
+    told, total = [], None
     for path in files:
         router = REAR.load(path)
-        typer.echo(f"{path}: {_told(router)}")
+        told.append(_told(path, router))
         try:
             total = router if total is None else total.merge_(router)
         except ValueError as error:
             raise ValueError(f"{path} does not go with {files[0]}: {error}") from None
     assert total is not None
     total.save(output)
-    typer.echo(f"{output}: {_told(total)}")
+    told.append(_told(output, total))
+    if json_:
+        typer.echo(json.dumps(told))
+    else:
+        for one in told:
+            typer.echo(f"{one['file']}: {one['rows']} rows of {one['experts']} experts")
 
 
-def _told(router: REAR) -> str:
-    return f"{int(router.counts.sum())} rows of {int((router.counts > 0).sum())} experts"
+def _told(path: Path, router: REAR) -> dict[str, Any]:
+    return {"file": str(path), "rows": int(router.counts.sum()), "experts": int((router.counts > 0).sum())}

@@ -319,6 +319,8 @@ def test_command_ends_with_the_report(made, tmp_path, monkeypatch):
     stored = json.loads((tmp_path / "report.json").read_text())
     assert stored["cost"]["peak"] is None
     assert stored["search"][FLY.name] == {"0.01": None}
+    done = CliRunner().invoke(app, [*arguments, "--json"])  # all its units are done
+    assert json.loads(done.stdout)["alone"] == stored["alone"]
     assert stored["command"].endswith("--layers 2 --train 64 --test 40 --seeds 1 --rate 0.01")
 
 

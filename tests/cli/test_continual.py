@@ -35,6 +35,8 @@ def test_runs_of_two_seeds_are_compared(config, tmp_path):
     reports = [tmp_path / "heads" / f"seed-{seed}" / "report.html" for seed in (1, 2)]
     assert done.stdout.split() == [str(path) for path in reports]
     assert all(path.exists() for path in reports)
+    again = json.loads(flyk("run", config, "--seed", 2, "--out", tmp_path, "--json").stdout)  # it is done
+    assert [result["config"]["seed"] for result in again] == [2]
     rows = json.loads(flyk("compare", tmp_path, "--json").stdout)
     assert [(row["name"], row["runs"]) for row in rows] == [("heads", 2)]
     assert rows[0]["a_last"]["mean"] > 0.8
@@ -48,6 +50,8 @@ def test_ablation_prints_a_row_for_each_reading(config, tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert any(line.startswith("all") and "router k-means" in line for line in done.stdout.splitlines())
     assert any(line.startswith("mask seen") and "bank 0.9 0.99 0.999" in line for line in done.stdout.splitlines())
+    rows = json.loads(flyk("ablate", config, "--out", tmp_path, "--json").stdout)
+    assert {row["variant"] for row in rows} == {"all", "mask seen"}
 
 
 @pytest.mark.parametrize(

@@ -180,12 +180,16 @@ def test_command_prints_a_table_and_ends_with_the_report(digits, tmp_path):
     )
     assert done.exit_code == 0, done.output
     lines = done.output.strip().splitlines()
-    assert lines[-1] == str(tmp_path / "o" / "report.html")
+    report = str(tmp_path / "o" / "report.html")
+    assert lines[-1] == report
     assert any(line.startswith(continual.REAR_NAME) for line in lines)
     stored = json.loads((tmp_path / "o" / "report.json").read_text())
     assert stored["ridge"] == 50
     assert stored["settings"]["random_cuts"]
     assert 1400 < stored["data"]["train"] + stored["data"]["test"] < 1600
+    done = CliRunner().invoke(app, ["demo", *arguments, "--out", str(tmp_path / "o"), "--json"])
+    printed = json.loads(done.stdout)
+    assert (printed.pop("report"), printed["final"].keys()) == (report, stored["final"].keys())
 
 
 @pytest.mark.parametrize(

@@ -68,8 +68,8 @@ def test_merge_adds_files_up(tmp_path):
     for part in parts:
         joint.merge_(part)
     assert torch.equal(REAR.load(out).solve(), joint.solve())
-    done = run(names[0], names[1], "-o", names[0])  # in place of one of them
-    assert done.exit_code == 0
+    done = run(names[0], names[1], "-o", names[0], "--json")  # in place of one of them
+    assert json.loads(done.stdout)[-1] == {"file": str(names[0]), "rows": 21, "experts": 2}
     assert int(REAR.load(names[0]).counts.sum()) == 21
 
 
