@@ -111,7 +111,8 @@ def off(U, wanted):
 
 
 def test_what_float32_cannot_factor_is_solved_in_float64_with_a_warning():
-    module = ill(4.3)
+    module = ill(1e-5)
+    module.G.fill_(1000.0)  # of rank one, and 1e-5 is lost beside it in float32, whatever a machine's rounding
     with pytest.warns(UserWarning, match="ridge is small for statistics in float32") as told:
         U = module.solve()
     assert len(told) == 1
@@ -119,9 +120,10 @@ def test_what_float32_cannot_factor_is_solved_in_float64_with_a_warning():
     assert off(U, exactly(module)) < 1e-5
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        module.ridge = 5.0
+        module.ridge = 2e-5
         module.solve()  # said once
-    module = ill(1.0)  # rounding has left G eigenvalues below -1
+    module.G.diagonal().sub_(10.0)  # eigenvalues below -1, as rounding may leave them
+    module.ridge = 1.0
     with pytest.raises(ValueError, match="ridge must make G"):
         module.solve()
 
