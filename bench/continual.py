@@ -2,12 +2,13 @@
 
     FLYK_DATA=... python bench/continual.py
 
-A run that was cut goes on where it was, so the script can be stopped and started at will. `--page` makes the page
-alone, of the results that are there.
+A run that was cut goes on where it was, so the script can be stopped and started at will. `--tune` compares rates of
+the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -25,6 +26,9 @@ PAGE = Path("docs/results/continual.md")
 SEEDS = (1, 2, 3)
 PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")  # minutes each on images
 ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
+TUNING = RESULTS / "tuning.json"
+TUNING_SEED = 100
+RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (1e-3, 3e-2), (3e-3, 1e-2))  # of the head and of the prompts
 
 
 def runs() -> list[tuple[Path, int, bool]]:
@@ -55,9 +59,26 @@ def make_all() -> None:
         keep()
 
 
+def tune() -> None:
+    """Runs each method with prompts under each pair of rates, and keeps the accuracies."""
+    rows = []
+    for name in PROMPTED[:-1]:
+        for rates in RATES:
+            changes = {"seed": TUNING_SEED} | dict(zip(("learning_rate", "prompt_rate"), rates, strict=True))
+            path = ABLATED.with_stem(name)
+            report = run_config(path, RUNS / "tuning" / "{:g}-{:g}".format(*rates), changes)
+            measures = json.loads(report.with_name("result.json").read_text())["measures"]
+            rows.append({"method": name, **changes} | {key: measures[key] for key in ("a_auc", "a_last")})
+            print(rows[-1], flush=True)
+    with write_whole(TUNING) as part:
+        part.write_text(json.dumps(rows, indent=1) + "\n")
+
+
 def keep() -> None:
     """Copies finished results to docs/results/continual and makes the page of them."""
     for path in sorted(RUNS.glob("**/seed-*/result.json")):
+        if path.is_relative_to(RUNS / "tuning"):
+            continue
         target = (RESULTS / path.parent.relative_to(RUNS)).with_suffix(".json")
         if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
             with write_whole(target) as part:
@@ -94,7 +115,20 @@ def page() -> str:
         ]
         if ablation:
             lines += ["", f"### {folder.name}: FlyPrompt in parts", "", *ablation_lines(ablation)]
+    if TUNING.exists():
+        lines += ["", f"## Rates, on seed {TUNING_SEED}", "", *tuning_lines(json.loads(TUNING.read_text()))]
     return "\n".join(lines) + "\n"
+
+
+def tuning_lines(rows: list[dict]) -> list[str]:
+    """A table of A_auc / A_last, a column for each pair of rates."""
+    columns = list(dict.fromkeys((row["learning_rate"], row["prompt_rate"]) for row in rows))
+    lines = ["| A_auc / A_last |" + "".join(f" head {head:g}, prompts {prompt:g} |" for head, prompt in columns)]
+    lines.append("|---|" + "--:|" * len(columns))
+    for name in dict.fromkeys(row["method"] for row in rows):
+        cells = [f"{100 * row['a_auc']:.1f} / {100 * row['a_last']:.1f}" for row in rows if row["method"] == name]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
 
 
 def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
@@ -109,7 +143,9 @@ def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
 
 
 def main() -> None:
-    if sys.argv[1:] != ["--page"]:
+    if "--tune" in sys.argv[1:]:
+        tune()
+    elif "--page" not in sys.argv[1:]:
         make_all()
     keep()
 

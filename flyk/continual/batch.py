@@ -22,8 +22,8 @@ class Part:
         labels: (N,) int64.
         features: (V, N, d) float32, the frozen backbone's features without prompts: view 0 under the evaluation
             transform and, where V is 2, view 1 mirrored. They never change, so they are made once for all methods.
-        inputs: inputs(rows) are these samples under the evaluation transform, as the backbone takes them (B, 3, H, W);
-            None where there are only features.
+        inputs: inputs(rows) are these samples under the evaluation transform, as the backbone takes them: images
+            (B, 3, H, W) or tokens (B, S); None where there are only features.
         embed: embed(inputs) are their features, for views that are not kept.
     """
 
@@ -45,7 +45,7 @@ class Batch:
     Attributes:
         labels: (B,) int64.
         features: (B, d), the backbone's without prompts.
-        inputs: (B, 3, H, W), made when first asked for.
+        inputs: as the backbone takes them, made when first asked for.
     """
 
     def __init__(self, part: Part, rows: Tensor, augment: str = "none", generator: torch.Generator | None = None):
@@ -62,7 +62,7 @@ class Batch:
     @cached_property
     def inputs(self) -> Tensor:
         if self.part.inputs is None:
-            raise ValueError("data must be images where a method has prompts, got features alone")
+            raise ValueError("data must be images or texts where a method has prompts, got features alone")
         return self.part.inputs(self.rows)
 
     def fresh(self) -> Batch:

@@ -1,4 +1,4 @@
-"""Files: arrays on disk, the user's cache folder; those of packages are found by `flyk._packages`."""
+"""Files: arrays on disk, and the user's cache folder."""
 
 from __future__ import annotations
 
@@ -7,9 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-
-from flyk._packages import need as need
-from flyk._packages import package_file as package_file
 
 
 def read_arrays(path: Path) -> dict[str, NDArray]:

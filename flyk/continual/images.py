@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flyk.continual.files import cache_folder, need, package_file, read_arrays
+from flyk._packages import need, package_file
+from flyk.continual.files import cache_folder, read_arrays
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 PILLOW = "pip install pillow (it is in the extra flyk[demo])"

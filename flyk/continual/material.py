@@ -14,13 +14,14 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from flyk.continual.backbone import EfficientNetLite0, PromptableViT
+from flyk.continual.backbone import EfficientNetLite0
 from flyk.continual.batch import Part
 from flyk.continual.cache import cached
 from flyk.continual.config import Config
 from flyk.continual.data import features_from_file, split
 from flyk.continual.files import cache_folder
 from flyk.continual.images import ImageSet, load_images
+from flyk.continual.promptable import PromptableViT
 from flyk.continual.streams import Draws
 from flyk.continual.texts import MiniLM, TextSet, load_texts
 from flyk.continual.vit import vit_s
@@ -63,6 +64,8 @@ def load_material(config: Config, progress: bool = False) -> Material:
         raise ValueError(
             f"backbone must be minilm for .json.gz texts and another for the rest, got {config.backbone!r}"
         )
+    if config.augment != "none" and config.backbone in ("minilm", "none"):
+        raise ValueError(f"augment must be none where the data are no images, got {config.augment!r}")
     if config.backbone == "none":
         return _of_features(Path(data), config)
     if config.backbone == "minilm":
@@ -105,9 +108,14 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
         # By length, so that a batch has little padding.
         order = np.argsort([len(texts.texts[i]) for i in rows.tolist()], kind="stable")
         features = _features(key, rows[order], batch, backbone.num_features, progress)[np.argsort(order)]
-        halves.append(Part(torch.from_numpy(texts.labels[rows]), torch.from_numpy(features)[None]))
+
+        def tokens(part: torch.Tensor, rows: Indices = rows) -> torch.Tensor:
+            return backbone.prepare([str(texts.texts[i]) for i in rows[part.numpy()].tolist()])
+
+        halves.append(Part(torch.from_numpy(texts.labels[rows]), torch.from_numpy(features)[None], tokens))
     domains = None if texts.domains is None else texts.domains[chosen[0]]
-    return Material(f"{texts.source} through {backbone.name}", texts.names, halves[0], halves[1], domains)
+    source = f"{texts.source} through {backbone.name}"
+    return Material(source, texts.names, halves[0], halves[1], domains, backbone)
 
 
 def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) -> Material:

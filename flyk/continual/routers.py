@@ -153,6 +153,26 @@ class KNN(Router):
         return votes.scatter_add_(1, experts[near.indices], 1 + 1e-3 * near.values).argmax(1)
 
 
+def ridge_router(
+    in_features: int,
+    num_experts: int,
+    *,
+    expansion: int = 10000,
+    ridge: float = 1e4,
+    sparse: int | None = None,
+    winners: int | None = None,
+    seed: int = 0,
+) -> REAR:
+    """REAR over an expansion to that size.
+
+    Args:
+        sparse: entries of each row of the random matrix, of -1 or 1; None for a dense Gaussian one.
+        winners: entries kept of each expanded row; None for all.
+    """
+    matrix = "gaussian" if sparse is None else "sparse_sign"
+    return REAR(in_features, num_experts, expansion, ridge=ridge, kind=matrix, nnz=sparse, k=winners, seed=seed)
+
+
 ROUTERS = {"prototype": Prototype, "naive-bayes": NaiveBayes, "k-means": KMeans, "mlp": MLP, "k-nn": KNN}
 
 
@@ -167,18 +187,14 @@ def make_router(
     winners: int | None = None,
     seed: int = 0,
 ) -> REAR | Router:
-    """A router by name: "ridge" is REAR, whose expansion the further arguments describe.
-
-    Args:
-        sparse: entries of each row of REAR's random matrix, of -1 or 1; None for a dense Gaussian one.
-        winners: entries kept of each expanded row; None for all.
+    """A router by name: "ridge" is REAR, of whose expansion the further arguments tell; see `ridge_router`.
 
     Raises:
         ValueError: the kind is unknown.
     """
     if kind == "ridge":
-        matrix = "gaussian" if sparse is None else "sparse_sign"
-        return REAR(in_features, num_experts, expansion, ridge=ridge, kind=matrix, nnz=sparse, k=winners, seed=seed)
+        shape = {"expansion": expansion, "ridge": ridge, "sparse": sparse, "winners": winners, "seed": seed}
+        return ridge_router(in_features, num_experts, **shape)
     if kind not in ROUTERS:
         raise ValueError(f"router must be one of {', '.join(('ridge', *ROUTERS))}, got {kind!r}")
     return ROUTERS[kind](in_features, num_experts)

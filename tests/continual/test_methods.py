@@ -254,6 +254,16 @@ def test_ranpac_holds_out_by_a_hash_and_counts_all_in_the_end():
     torch.testing.assert_close(U.double(), want, rtol=1e-2, atol=1e-4)
 
 
+def test_ranpac_over_winners_alone():
+    material = blobs()
+    method = make(material, "ranpac", {"expansion": 64, "sparse": 4, "winners": 5, "ridges": (0.01, 0.1, 1.0)})
+    method.observe(Batch(material.train, torch.arange(72)))
+    assert (method.fit._expand(material.train.features[0]) != 0).sum(1).tolist() == 72 * [5]
+    assert method.fit.projection.indices.shape == (64, 4)
+    classes = method.predict(Batch(material.test, torch.arange(6)), torch.ones(6, dtype=torch.bool)).classes
+    assert torch.equal(classes, material.test.labels[:6])
+
+
 def test_ranpac_says_that_its_ridge_is_at_the_edge(caplog):
     material = blobs(spread=0.0)
     method = make(material, "ranpac", {"expansion": 32, "ridges": (1e5, 1e6)})

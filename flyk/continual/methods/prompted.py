@@ -24,11 +24,12 @@ class PromptedMethod(TrainedMethod):
         """Makes this pool the method's own.
 
         Raises:
-            ValueError: the setting has no backbone of images that prompts can be put into.
+            ValueError: the setting has no backbone that prompts can be put into.
         """
         backbone = self.setting.backbone
         if not hasattr(backbone, "prompted"):
-            raise ValueError(f"backbone must be vit-s for a method with prompts, got {getattr(backbone, 'name', None)}")
+            name = getattr(backbone, "name", None)
+            raise ValueError(f"backbone must be vit-s or minilm for a method with prompts, got {name}")
         self.pool = pool
         self._handle = pool.attach(backbone.model)
         backbone.checkpoint(self.setting.checkpointing)

@@ -11,8 +11,8 @@ from torch import Tensor
 from flyk.continual.batch import Batch
 from flyk.continual.memory import Memory
 from flyk.continual.methods.base import Method, Prediction, Setting
-from flyk.nn import REAR
-from flyk.ops import project, ridge_solve
+from flyk.continual.routers import ridge_router
+from flyk.ops import ridge_solve
 
 log = logging.getLogger("flyk")
 HELD_OUT = 5  # one sample in so many
@@ -28,7 +28,7 @@ class RanPAC(Method):
     first task, is left out: the features are the frozen backbone's, without adapters or prompts.
 
     Args:
-        expansion: M.
+        expansion, sparse, winners: of the expansion; see make_router. The paper's is dense, and all entries count.
         ridges: the grid, rising.
     """
 
@@ -37,6 +37,8 @@ class RanPAC(Method):
         setting: Setting,
         *,
         expansion: int = 5000,
+        sparse: int | None = None,
+        winners: int | None = None,
         ridges: tuple[float, ...] = tuple(10.0**e for e in range(-1, 8)),
     ):
         super().__init__(setting)
@@ -44,8 +46,8 @@ class RanPAC(Method):
             raise ValueError(f"ridges must rise and be above 0, got {ridges}")
         self.ridges = tuple(ridges)
         d, classes = setting.num_features, setting.num_classes
-        self.fit = REAR(d, classes, expansion, seed=setting.seed)
-        self.rest = REAR(d, classes, expansion, seed=setting.seed)
+        shape = {"expansion": expansion, "sparse": sparse, "winners": winners, "seed": setting.seed}
+        self.fit, self.rest = (ridge_router(d, classes, **shape) for _ in range(2))
         self.held = Memory(d)
         self._weight: Tensor | None = None  # of all samples so far
 
@@ -61,11 +63,8 @@ class RanPAC(Method):
     def predict(self, batch: Batch, seen: Tensor, home: Tensor | None = None) -> Prediction:
         if self._weight is None:
             self._weight = self._solve()
-        scores = self._expand(batch.features) @ self._weight
+        scores = self.fit._expand(batch.features) @ self._weight
         return Prediction(scores.masked_fill(~seen, -torch.inf).argmax(1))
-
-    def _expand(self, h: Tensor) -> Tensor:
-        return project(h, self.fit.projection.values, activation="relu")
 
     def _solve(self) -> Tensor:
         self.fit.flush()
@@ -75,7 +74,7 @@ class RanPAC(Method):
 
     def _choose(self) -> float:
         """The ridge of the best accuracy on the samples held out; the larger one in a tie."""
-        phi, known = self._expand(self.held.rows), self.fit.counts > 0
+        phi, known = self.fit._expand(self.held.rows), self.fit.counts > 0
 
         def accuracy(ridge: float) -> float:
             scores = phi @ ridge_solve(self.fit.G, self.fit.Q, ridge)
