@@ -161,6 +161,7 @@ def ridge_router(
     ridge: float = 1e4,
     sparse: int | None = None,
     winners: int | None = None,
+    keep_factor: bool = False,
     seed: int = 0,
 ) -> REAR:
     """REAR over an expansion to that size.
@@ -168,9 +169,12 @@ def ridge_router(
     Args:
         sparse: entries of each row of the random matrix, of -1 or 1; None for a dense Gaussian one.
         winners: entries kept of each expanded row; None for all.
+        keep_factor: solve faster after a few more rows, see REAR; a run that was resumed then ends with the same
+            numbers but for rounding, since checkpoints do not have the factor.
     """
     matrix = "gaussian" if sparse is None else "sparse_sign"
-    return REAR(in_features, num_experts, expansion, ridge=ridge, kind=matrix, nnz=sparse, k=winners, seed=seed)
+    options = {"kind": matrix, "nnz": sparse, "k": winners, "keep_factor": keep_factor}
+    return REAR(in_features, num_experts, expansion, ridge=ridge, seed=seed, **options)
 
 
 ROUTERS = {"prototype": Prototype, "naive-bayes": NaiveBayes, "k-means": KMeans, "mlp": MLP, "k-nn": KNN}
@@ -185,6 +189,7 @@ def make_router(
     ridge: float = 1e4,
     sparse: int | None = None,
     winners: int | None = None,
+    keep_factor: bool = False,
     seed: int = 0,
 ) -> REAR | Router:
     """A router by name: "ridge" is REAR, of whose expansion the further arguments tell; see `ridge_router`.
@@ -193,8 +198,8 @@ def make_router(
         ValueError: the kind is unknown.
     """
     if kind == "ridge":
-        shape = {"expansion": expansion, "ridge": ridge, "sparse": sparse, "winners": winners, "seed": seed}
-        return ridge_router(in_features, num_experts, **shape)
+        shape = {"expansion": expansion, "sparse": sparse, "winners": winners}
+        return ridge_router(in_features, num_experts, ridge=ridge, keep_factor=keep_factor, seed=seed, **shape)
     if kind not in ROUTERS:
         raise ValueError(f"router must be one of {', '.join(('ridge', *ROUTERS))}, got {kind!r}")
     return ROUTERS[kind](in_features, num_experts)

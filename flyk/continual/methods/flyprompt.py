@@ -31,7 +31,7 @@ class FlyPrompt(PromptedMethod):
         prompt_length: tokens for each prompted block; 0 for none, and then the features are the unprompted ones.
         prompt_layers: how many of the first blocks are prompted.
         router: "ridge" (REAR), "prototype", "naive-bayes", "k-means", "mlp" or "k-nn".
-        expansion, ridge, sparse, winners: of REAR; see make_router.
+        expansion, ridge, sparse, winners, keep_factor: of REAR; see ridge_router.
         decays: of the averages; none for the online head alone.
         aggregation: see aggregate.
         warm_start: an expert's prompts start at the mean of the earlier ones (Eq. 5); else where they were drawn.
@@ -53,6 +53,7 @@ class FlyPrompt(PromptedMethod):
         ridge: float = 1e4,
         sparse: int | None = None,
         winners: int | None = None,
+        keep_factor: bool = False,
         decays: Sequence[float] = (0.9, 0.99),
         aggregation: str = "softmax-max",
         warm_start: bool = True,
@@ -82,6 +83,7 @@ class FlyPrompt(PromptedMethod):
             ridge=ridge,
             sparse=sparse if count > 1 else None,
             winners=winners if count > 1 else None,
+            keep_factor=keep_factor,
             seed=setting.seed,
         )
         self.trigger = {"samples": BySamples(budget), "drift": ByDrift(threshold, settle, patience)}.get(experts)

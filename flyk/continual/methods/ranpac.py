@@ -28,7 +28,7 @@ class RanPAC(Method):
     first task, is left out: the features are the frozen backbone's, without adapters or prompts.
 
     Args:
-        expansion, sparse, winners: of the expansion; see make_router. The paper's is dense, and all entries count.
+        expansion, sparse, winners: of the expansion; see ridge_router. The paper's is dense, and all entries count.
         ridges: the grid, rising.
     """
 
