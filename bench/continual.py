@@ -3,14 +3,16 @@
     FLYK_DATA=... python bench/continual.py
 
 A run that was cut goes on where it was, so the script can be stopped and started at will. `--tune` compares rates of
-the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there.
+the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there. `--share 0/2`
+and `--share 1/2` are for two processes at once, each with half of the runs.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
 import shutil
-import sys
 from pathlib import Path
 
 from flyk._files import write_whole
@@ -28,7 +30,7 @@ PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "join
 ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
-RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (1e-3, 3e-2), (3e-3, 1e-2))  # of the head and of the prompts
+RATES = ((1e-3, 1e-2), (1e-3, 3e-2), (3e-3, 1e-2), (3e-3, 3e-2))  # of the head and of the prompts
 
 
 def runs() -> list[tuple[Path, int, bool]]:
@@ -42,10 +44,10 @@ def runs() -> list[tuple[Path, int, bool]]:
     return [*quick, *fly, *ablation, *rivals]
 
 
-def make_all() -> None:
+def make(share: slice) -> None:
     """Makes what is not there yet; samples and backbone are shared by the runs that name the same."""
     materials: dict[tuple, Material] = {}
-    for path, seed, ablated in runs():
+    for path, seed, ablated in runs()[share]:
         print(path, seed, "ablation" if ablated else "", flush=True)
         config = load_config(path, seed=seed)
         key = (config.data, config.backbone, config.train_per_class, config.test_per_class, config.augment)
@@ -59,19 +61,26 @@ def make_all() -> None:
         keep()
 
 
-def tune() -> None:
-    """Runs each method with prompts under each pair of rates, and keeps the accuracies."""
+def tuning(share: slice) -> None:
+    """Runs each method with prompts under each pair of rates, on half of the training images."""
+    material = None
+    for name, rates in list(itertools.product(PROMPTED[:-1], RATES))[share]:
+        path, out = ABLATED.with_stem(name), RUNS / "tuning" / "{:g}-{:g}".format(*rates)
+        changes = {"seed": TUNING_SEED, "learning_rate": rates[0], "prompt_rate": rates[1], "train_per_class": 10}
+        material = material or load_material(load_config(path, **changes))
+        print(run_config(path, out, changes, material=material), flush=True)
+
+
+def keep_tuning() -> None:
+    """Keeps the accuracies under each pair of rates."""
     rows = []
-    for name in PROMPTED[:-1]:
-        for rates in RATES:
-            changes = {"seed": TUNING_SEED} | dict(zip(("learning_rate", "prompt_rate"), rates, strict=True))
-            path = ABLATED.with_stem(name)
-            report = run_config(path, RUNS / "tuning" / "{:g}-{:g}".format(*rates), changes)
-            measures = json.loads(report.with_name("result.json").read_text())["measures"]
-            rows.append({"method": name, **changes} | {key: measures[key] for key in ("a_auc", "a_last")})
-            print(rows[-1], flush=True)
-    with write_whole(TUNING) as part:
-        part.write_text(json.dumps(rows, indent=1) + "\n")
+    for path in sorted((RUNS / "tuning").glob("**/result.json")):
+        result = json.loads(path.read_text())
+        settings = {key: result["config"][key] for key in ("method", "seed", "learning_rate", "prompt_rate")}
+        rows.append(settings | {key: result["measures"][key] for key in ("a_auc", "a_last")})
+    if rows:
+        with write_whole(TUNING) as part:
+            part.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 def keep() -> None:
@@ -83,6 +92,7 @@ def keep() -> None:
         if not target.exists() or target.stat().st_mtime < path.stat().st_mtime:
             with write_whole(target) as part:
                 shutil.copyfile(path, part)
+    keep_tuning()
     if RESULTS.exists():
         with write_whole(PAGE) as part:
             part.write_text(page(), encoding="utf-8")
@@ -143,10 +153,14 @@ def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
 
 
 def main() -> None:
-    if "--tune" in sys.argv[1:]:
-        tune()
-    elif "--page" not in sys.argv[1:]:
-        make_all()
+    options = argparse.ArgumentParser()
+    options.add_argument("--tune", action="store_true")
+    options.add_argument("--page", action="store_true")
+    options.add_argument("--share", default="0/1")
+    given = options.parse_args()
+    first, step = map(int, given.share.split("/"))
+    if not given.page:
+        (tuning if given.tune else make)(slice(first, None, step))
     keep()
 
 

@@ -36,7 +36,7 @@ class Settings:
     test: int = 120
     batch: int = 4
     seeds: int = 3
-    rates: tuple[float, ...] = (2e-3, 6e-3, 1.8e-2)
+    rates: tuple[float, ...] = (7e-4, 2e-3, 6e-3, 1.8e-2, 5e-2)
 
 
 QUICK = {"layers": 2, "train": 64, "test": 40, "seeds": 1, "rates": (1e-2,)}
