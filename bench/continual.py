@@ -3,8 +3,8 @@
     FLYK_DATA=... python bench/continual.py
 
 A run that was cut goes on where it was, so the script can be stopped and started at will. `--tune` compares rates of
-the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there. `--share 0/2`
-and `--share 1/2` are for two processes at once, each with half of the runs.
+the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there, and
+`--share 0/2` and `--share 1/2` are for two processes at once, each with half of the runs.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ import json
 import shutil
 from pathlib import Path
 
+from continual_page import page
+
 from flyk._files import write_whole
-from flyk.continual import ablate, compare
+from flyk.continual import ablate
 from flyk.continual.bench import run_config
 from flyk.continual.config import load_config
 from flyk.continual.material import Material, load_material
@@ -26,22 +28,21 @@ RUNS = Path("runs")
 RESULTS = Path("docs/results/continual")
 PAGE = Path("docs/results/continual.md")
 SEEDS = (1, 2, 3)
-PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")  # minutes each on images
+PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")
 ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
+TUNED = ("method", "seed", "train_per_class", "learning_rate", "prompt_rate")
 RATES = ((1e-3, 1e-2), (1e-3, 3e-2), (3e-3, 1e-2), (3e-3, 3e-2))  # of the head and of the prompts
 
 
 def runs() -> list[tuple[Path, int, bool]]:
-    """(config, seed, whether it is ablated): what takes seconds first, then FlyPrompt, its ablation, its rivals."""
-    quick, fly, ablation, rivals = [], [], [], []
-    for seed in SEEDS:
-        for path in sorted(CONFIGS.glob("*/*.toml")):
-            prompted = path.parent == ABLATED.parent and path.stem in PROMPTED
-            (fly if path == ABLATED else rivals if prompted else quick).append((path, seed, False))
-        ablation.append((ABLATED, seed, True))
-    return [*quick, *fly, *ablation, *rivals]
+    """(config, seed, whether it is ablated): prompts on images, what takes seconds, the ablation, prompts on texts."""
+    images = [(ABLATED.with_stem(name), seed, False) for seed in SEEDS for name in PROMPTED]
+    others = [(path, seed, False) for seed in SEEDS for path in sorted(CONFIGS.glob("*/*.toml"))]
+    texts = [run for run in others if run[0].stem == "flyprompt-prompts"]
+    quick = [run for run in others if run not in images and run not in texts]
+    return [*images, *quick, *[(ABLATED, seed, True) for seed in SEEDS], *texts]
 
 
 def make(share: slice) -> None:
@@ -76,7 +77,7 @@ def keep_tuning() -> None:
     rows = []
     for path in sorted((RUNS / "tuning").glob("**/result.json")):
         result = json.loads(path.read_text())
-        settings = {key: result["config"][key] for key in ("method", "seed", "learning_rate", "prompt_rate")}
+        settings = {key: result["config"][key] for key in TUNED}
         rows.append(settings | {key: result["measures"][key] for key in ("a_auc", "a_last")})
     if rows:
         with write_whole(TUNING) as part:
@@ -95,61 +96,7 @@ def keep() -> None:
     keep_tuning()
     if RESULTS.exists():
         with write_whole(PAGE) as part:
-            part.write_text(page(), encoding="utf-8")
-
-
-def page() -> str:
-    """The page, from the results kept."""
-    lines = [
-        "# Continual learning: measured",
-        "",
-        "Made by `bench/continual.py` from the files under `docs/results/continual`; every row is a config under",
-        "`examples/continual`, which holds its command. Mean ± standard deviation over seeds, in %.",
-        "[How the bench works](../continual.md).",
-    ]
-    for folder in sorted(path for path in RESULTS.iterdir() if path.is_dir()):
-        results = compare.read_results([folder])
-        plain = {name: runs for name, runs in results.items() if "-ablation/" not in name}
-        ablation = {name: runs for name, runs in results.items() if "-ablation/" in name}
-        first = next(iter(plain.values()))[0]
-        config, machine = first["config"], first["machine"]
-        lines += [
-            "",
-            f"## {folder.name}",
-            "",
-            f"{first['data']['source']}: {first['data']['train']:,} training and {first['data']['test']:,} test "
-            f"samples of {len(first['data']['classes'])} classes, batches of {config['batch_size']}; "
-            f"{machine['system']}, {machine['threads']} threads, torch {first['versions']['torch']}.",
-            "",
-            compare.as_text(compare.summarise(plain), markdown=True),
-        ]
-        if ablation:
-            lines += ["", f"### {folder.name}: FlyPrompt in parts", "", *ablation_lines(ablation)]
-    if TUNING.exists():
-        lines += ["", f"## Rates, on seed {TUNING_SEED}", "", *tuning_lines(json.loads(TUNING.read_text()))]
-    return "\n".join(lines) + "\n"
-
-
-def tuning_lines(rows: list[dict]) -> list[str]:
-    """A table of A_auc / A_last, a column for each pair of rates."""
-    columns = list(dict.fromkeys((row["learning_rate"], row["prompt_rate"]) for row in rows))
-    lines = ["| A_auc / A_last |" + "".join(f" head {head:g}, prompts {prompt:g} |" for head, prompt in columns)]
-    lines.append("|---|" + "--:|" * len(columns))
-    for name in dict.fromkeys(row["method"] for row in rows):
-        cells = [f"{100 * row['a_auc']:.1f} / {100 * row['a_last']:.1f}" for row in rows if row["method"] == name]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
-
-
-def ablation_lines(results: dict[str, list[dict]]) -> list[str]:
-    """A table of every reading of every variant."""
-    runs = [one | {"variant": name.rpartition("/")[2]} for name, some in results.items() for one in some]
-    lines = ["| trained | read | A_auc | A_last | seeds |", "|---|---|--:|--:|--:|"]
-    for row in ablate.table(runs):
-        seeds = sum(one["variant"] == row["variant"] for one in runs)
-        cells = " | ".join(compare.cell(row[key], 100) for key in ("a_auc", "a_last"))
-        lines.append(f"| {row['variant']} | {row['reading']} | {cells} | {seeds} |")
-    return lines
+            part.write_text(page(RESULTS), encoding="utf-8")
 
 
 def main() -> None:

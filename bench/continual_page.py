@@ -1,0 +1,122 @@
+"""The page docs/results/continual.md, from the results of bench/continual.py, beside the papers' figures."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from flyk.continual import ablate, compare
+
+# A_auc and A_last in %, of arXiv 2602.01976: CIFAR-100, ViT-B/16 of ImageNet-21K, 5 tasks.
+METHODS = {
+    "flyprompt": (83.24, 86.76),
+    "codaprompt": (79.13, 80.91),
+    "dualprompt": (76.04, 76.62),
+    "l2p": (76.23, 79.11),
+    "mvp": (67.74, 63.22),
+    "misa": (80.35, 80.75),
+    "ranpac": (69.91, 79.92),
+}
+BOTH, ONLINE = "bank 0.9 0.99", "bank "
+PARTS = {
+    ("no-prompt-one-expert", ONLINE): (71.33, 73.22),
+    ("no-prompt-one-expert", BOTH): (71.69, 73.30),
+    ("prompt-one-expert", ONLINE): (80.75, 83.65),
+    ("prompt-one-expert", BOTH): (82.17, 83.75),
+    ("all", ONLINE): (81.90, 84.23),
+    ("all", "bank 0.9"): (82.81, 86.36),
+    ("all", "bank 0.99"): (82.84, 86.41),
+    ("all", "bank 0.999"): (81.80, 84.39),
+    ("all", BOTH): (83.24, 86.76),
+    ("all", "bank 0.9 0.99 0.999"): (82.99, 86.24),
+    ("all", "aggregation mean"): (81.34, 85.11),
+    ("all", "aggregation max"): (82.29, 84.95),
+    ("all", "aggregation min-entropy"): (81.92, 84.23),
+    ("all", "aggregation softmax-mean"): (82.30, 85.98),
+    ("all", "aggregation softmax-max"): (83.24, 86.76),
+    ("all", "router prototype"): (80.67, 83.80),
+    ("all", "router naive-bayes"): (82.73, 85.51),
+    ("all", "router mlp"): (81.75, 82.76),
+    ("all", "router k-means"): (82.22, 85.27),
+    ("mask-none", BOTH): (78.73, 83.62),
+    ("mask-random", BOTH): (78.32, 81.88),
+    ("mask-seen", BOTH): (78.75, 82.87),
+}
+
+
+def page(folder: Path) -> str:
+    """The page, from the results kept in a folder."""
+    lines = [
+        "# Continual learning: measured",
+        "",
+        f"Made by `bench/continual.py` from the files under `docs/results/{folder.name}`; every row is a config under",
+        "`examples/continual`, which holds its command. Mean ± standard deviation over seeds, in %. *Paper* is",
+        "A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K: compare the order of the rows",
+        "and not their height. [How the bench works, and what was seen](../continual.md).",
+    ]
+    for part in sorted(path for path in folder.iterdir() if path.is_dir()):
+        results = compare.read_results([part])
+        plain = {name: runs for name, runs in results.items() if "-ablation/" not in name}
+        ablation = {name: runs for name, runs in results.items() if "-ablation/" in name}
+        lines += ["", f"## {part.name}", "", *methods(plain)]
+        if ablation:
+            lines += ["", f"### {part.name}: FlyPrompt in parts", "", *parts(ablation)]
+    tuning = folder / "tuning.json"
+    if tuning.exists():
+        lines += ["", *rates(json.loads(tuning.read_text()))]
+    return "\n".join(lines) + "\n"
+
+
+def methods(results: dict[str, list[dict]]) -> list[str]:
+    """What the stream is, and a row for each method."""
+    first = next(iter(results.values()))[0]
+    data, config, machine = first["data"], first["config"], first["machine"]
+    said = (
+        f"{data['source']}: {data['train']:,} training and {data['test']:,} test samples of {len(data['classes'])} "
+        f"classes, batches of {config['batch_size']}; {machine['system']}, runs of {machine['threads']} thread(s), "
+        f"torch {first['versions']['torch']}."
+    )
+    table = compare.as_text(compare.summarise(results), markdown=True).splitlines()
+    if not any(name in METHODS for name in results) or config["backbone"] != "vit-s":
+        return [said, "", *table]
+    lines = [said, "", f"{table[0]} paper |", f"{table[1]}--:|"]
+    for row in table[2:]:
+        lines.append(f"{row} {both(METHODS.get(row.split('|')[1].strip()))} |")
+    return lines
+
+
+def parts(results: dict[str, list[dict]]) -> list[str]:
+    """A row for each reading of each variant."""
+    runs = [one | {"variant": name.rpartition("/")[2]} for name, some in results.items() for one in some]
+    lines = ["| trained | read | A_auc | A_last | paper | seeds |", "|---|---|--:|--:|--:|--:|"]
+    for row in ablate.table(runs):
+        variant, reading = row["variant"], row["reading"]
+        seeds = sum(one["variant"] == variant for one in runs)
+        cells = " | ".join(compare.cell(row[key], 100) for key in ("a_auc", "a_last"))
+        name = "online head alone" if reading == ONLINE else reading
+        lines.append(f"| {variant} | {name} | {cells} | {both(PARTS.get((variant, reading)))} | {seeds} |")
+    return lines
+
+
+def rates(rows: list[dict]) -> list[str]:
+    """What was compared to choose the rates: A_auc / A_last, a column for each pair."""
+    pairs = sorted({(row["learning_rate"], row["prompt_rate"]) for row in rows})
+    found = {(row["method"], row["learning_rate"], row["prompt_rate"]): row for row in rows}
+    lines = [
+        f"## Rates, on seed {rows[0]['seed']}",
+        "",
+        f"A_auc / A_last with {rows[0]['train_per_class']} training images a class, in %.",
+        "",
+        "| |" + "".join(f" head {head:g}, prompts {prompt:g} |" for head, prompt in pairs),
+        "|---|" + "--:|" * len(pairs),
+    ]
+    for name in sorted({row["method"] for row in rows}):
+        cells = [found.get((name, *pair)) for pair in pairs]
+        told = [both(None if one is None else (100 * one["a_auc"], 100 * one["a_last"])) for one in cells]
+        lines.append(f"| {name} | {' | '.join(told)} |")
+    return lines
+
+
+def both(pair: tuple[float, float] | None) -> str:
+    """A_auc / A_last."""
+    return "–" if pair is None else f"{pair[0]:.1f} / {pair[1]:.1f}"
