@@ -51,7 +51,7 @@ def page(folder: Path) -> str:
         "",
         f"Made by `bench/continual.py` from the files under `docs/results/{folder.name}`; every row is a config under",
         "`examples/continual`, which holds its command. Mean ± standard deviation over seeds, in %. *Paper* is",
-        "A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K: compare the order of the rows",
+        "A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K: compare the order of rows",
         "and not their height. [How the bench works, and what was seen](../continual.md).",
     ]
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
