@@ -33,7 +33,7 @@ ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("method", "seed", "train_per_class", "learning_rate", "prompt_rate")
-RATES = ((1e-3, 1e-2), (1e-3, 3e-2), (3e-3, 1e-2), (3e-3, 3e-2))  # of the head and of the prompts
+RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (3e-3, 1e-2))  # of the head and of the prompts
 
 
 def runs() -> list[tuple[Path, int, bool]]:
