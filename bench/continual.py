@@ -32,7 +32,7 @@ PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "join
 ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
-TUNED = ("method", "seed", "train_per_class", "learning_rate", "prompt_rate")
+TUNED = ("method", "seed", "learning_rate", "prompt_rate")
 RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (3e-3, 1e-2))  # of the head and of the prompts
 
 
@@ -63,11 +63,11 @@ def make(share: slice) -> None:
 
 
 def tuning(share: slice) -> None:
-    """Runs each method with prompts under each pair of rates, on half of the training images."""
+    """Runs each method with prompts under each pair of rates."""
     material = None
     for name, rates in list(itertools.product(PROMPTED[:-1], RATES))[share]:
         path, out = ABLATED.with_stem(name), RUNS / "tuning" / "{:g}-{:g}".format(*rates)
-        changes = {"seed": TUNING_SEED, "learning_rate": rates[0], "prompt_rate": rates[1], "train_per_class": 10}
+        changes = {"seed": TUNING_SEED, "learning_rate": rates[0], "prompt_rate": rates[1]}
         material = material or load_material(load_config(path, **changes))
         print(run_config(path, out, changes, material=material), flush=True)
 

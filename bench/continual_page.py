@@ -105,7 +105,7 @@ def rates(rows: list[dict]) -> list[str]:
     lines = [
         f"## Rates, on seed {rows[0]['seed']}",
         "",
-        f"A_auc / A_last with {rows[0]['train_per_class']} training images a class, in %.",
+        "A_auc / A_last in %.",
         "",
         "| |" + "".join(f" head {head:g}, prompts {prompt:g} |" for head, prompt in pairs),
         "|---|" + "--:|" * len(pairs),
