@@ -116,6 +116,8 @@ def test_texts_come_with_their_domains(cache, tmp_path, monkeypatch):
     ("change", "words"),
     [
         ({"train": None}, "must be gzipped JSON with train and test"),
+        ({"test": []}, "must have texts in train and in test, got 4 and 0"),
+        ({"train": []}, "must have texts in train and in test, got 0 and "),
         ({"train": [["a"]]}, "must be gzipped JSON with train and test"),
         ({"domains": {"money": ["pay"]}}, "must have every label and lacks"),
         ({"domains": [1]}, "must be gzipped JSON"),
