@@ -218,7 +218,7 @@ def evaluate(method: Method, material: Material, counts: NDArray[np.int64], orac
     part, home = material.test, metrics.home_experts(counts)
     rows = torch.from_numpy(np.flatnonzero(exposed[part.labels.numpy()]))
     predictions, seen = [], torch.from_numpy(exposed)
-    for chunk in rows.split(TEST_ROWS):
+    for chunk in rows.split(TEST_ROWS) if len(rows) else ():
         right = torch.from_numpy(home)[part.labels[chunk]] if oracle else None
         predictions.append(method.predict(Batch(part, chunk), seen, right))
     target = part.labels[rows].numpy()
