@@ -151,7 +151,8 @@ def measure() -> dict[str, object]:
     here = Machine("here", found["rate"], found["rate"], found["copy"], lambda _: found["link"], 0)
     model = replicated(pieces, here, 2, *SMALL, FEATURES, CLASSES)
     held = {"measured": found["seconds"], "model": {"learn": model.learn, "send": model.send, "solve": model.solve}}
-    return {"pieces": pieces.__dict__, "two processes": held, "machine": machine()}
+    about = machine() | {"command": " ".join(["python", "bench/scale_plan.py", *sys.argv[1:]])}
+    return {"pieces": pieces.__dict__, "two processes": held, "machine": about}
 
 
 def max_copy(peak: Ceilings) -> float:

@@ -69,7 +69,7 @@ def main(path: str) -> None:
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "accuracy_on_new_rows": float((router.route(x) == truth).double().mean()),
         "relative_residual": left_over(router),
-        "machine": machine(),
+        "machine": machine() | {"command": f"python bench/wide.py {path}"},
     }
     with write_whole(Path(path)) as part:
         part.write_text(json.dumps(found, indent=1) + "\n")

@@ -64,7 +64,8 @@ def save_adapter(model: nn.Module, path: str | Path) -> None:
         form = next(form for form, kind in FORMS.items() if isinstance(layer, kind))
         layers[name] = {"form": form, **layer.settings()}
         tensors |= {f"{name}.{key}": getattr(layer, key).detach().contiguous() for key in TENSORS[form]}
-    about = {"version": VERSION, "tasks": _tasks(model), "layers": layers}
+    inputs = {name: layer.in_features for name, layer in adapters(_inner(model)).items()}
+    about = {"version": VERSION, "tasks": _tasks(model), "layers": layers, "inputs": inputs}
     with write_whole(path) as part:
         save_file(tensors, part, metadata={"flyk": json.dumps(about)})
 
@@ -87,9 +88,9 @@ def load_adapter(model: Model, path: str | Path) -> Model:
     path, inner = _named(path), _inner(model)
     try:
         with safe_open(path, "pt") as file:
-            layers = _read_about(path, (file.metadata() or {}).get("flyk"), _tasks(model))
+            layers, inputs = _read_about(path, (file.metadata() or {}).get("flyk"), _tasks(model))
             slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118
-            _check_tensors(path, inner, layers, slices)
+            _check_tensors(path, inner, layers, inputs, slices)
             with _linears.unchanged_on_error(inner), torch.no_grad():
                 made = {name: _make(path, inner, name, entry) for name, entry in layers.items()}
                 for name, layer in made.items():
@@ -117,11 +118,14 @@ def _named(path: str | Path) -> Path:
     return path
 
 
-def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[str, dict[str, Any]]:
-    """The layers that a file tells of, each entry of the right form and types."""
+def _read_about(
+    path: Path, text: str | None, tasks: list[str] | None
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The layers that a file tells of, each entry of the right form and types; and their inputs, None where untold."""
     try:
         about = json.loads(text or "")
         version, layers, saved_tasks = about["version"], about["layers"], about["tasks"]
+        inputs = {name: about.get("inputs", {}).get(name) for name in layers}
         entries = {name: (entry["form"], entry) for name, entry in layers.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise ValueError(f"path must name an adapter that flyk saved, got {path}, which does not say so") from None
@@ -138,10 +142,12 @@ def _read_about(path: Path, text: str | None, tasks: list[str] | None) -> dict[s
         )
         if not right:
             raise ValueError(f"path must name an adapter of known settings, got {path} with {entry} for {name!r}")
-    return layers
+    return layers, inputs
 
 
-def _check_tensors(path: Path, model: nn.Module, layers: dict[str, dict[str, Any]], slices: dict[str, Any]) -> None:
+def _check_tensors(
+    path: Path, model: nn.Module, layers: dict[str, dict[str, Any]], told: dict[str, Any], slices: dict[str, Any]
+) -> None:
     """The tensors of a file are those that its layers have, of the shapes that the model's own layers ask for.
 
     A tensor is as large as the file holds and A as large as the layer's sizes allow, so with these right no setting can
@@ -150,6 +156,8 @@ def _check_tensors(path: Path, model: nn.Module, layers: dict[str, dict[str, Any
     shapes: dict[str, tuple[int, ...]] = {}
     for name, entry in layers.items():
         inputs, outputs = _sizes(path, model, name)
+        if told[name] not in (None, inputs):  # A would be another one, which the shape of B does not show
+            raise ValueError(f"model must have {told[name]} inputs at {name!r} for {path}, got {inputs}")
         _linears.check_rank(f"rank of {name!r}", entry["r" if entry["form"] == "top-k" else "rank"], inputs, outputs)
         if entry["form"] == "top-k":
             shapes |= {f"{name}.B": (outputs, entry["r"]), f"{name}.routing_bias": (entry["r"],)}

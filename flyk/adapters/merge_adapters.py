@@ -121,6 +121,10 @@ def weights_of(weights: Sequence[float] | None, count: int) -> list[float]:
 
 def by_name(adapters: Sequence[Mapping[str, Adapter]]) -> dict[str, list[FlyLoRALinear]]:
     """The layers of each name, one of each adapter."""
+    for layers in adapters:
+        if not isinstance(layers, Mapping):
+            got = type(layers).__name__
+            raise TypeError(f"adapters must be what flyk.adapters.adapters gives for each, got a {got}")
     names = list(adapters[0])
     groups: dict[str, list[FlyLoRALinear]] = {name: [] for name in names}
     for number, layers in enumerate(adapters):

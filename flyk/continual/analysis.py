@@ -15,11 +15,14 @@ from flyk.continual.material import Material
 from flyk.continual.methods import Method
 
 CKA_ROWS = 256  # test samples that the experts' features are compared on
+LEAST_ROWS = 4  # that HSIC has an unbiased estimate for
 
 
 @torch.no_grad()
 def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows: int = 128) -> dict[str, Any]:
     """For a method that routes: `confusion`, `cka` and `mean_cosine` between its experts. For others nothing.
+
+    `cka` needs four test samples, and is left out where there are fewer.
 
     Args:
         counts: (E, C) training samples of each class that each expert saw.
@@ -35,11 +38,12 @@ def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows:
     routed = torch.cat([one for one in routes if one is not None]).numpy()
     out: dict[str, Any] = {"confusion": confusion(routed, home[target], len(counts)).tolist()}
     alike = known[torch.linspace(0, len(known) - 1, min(CKA_ROWS, len(known))).long()]
-    features = [
-        torch.cat([method.expert_features(Batch(part, chunk), e) for chunk in alike.split(rows)])
-        for e in range(len(counts))
-    ]
-    out["cka"] = [[minibatch_cka(one, other) for other in features] for one in features]
+    if len(alike) >= LEAST_ROWS:
+        features = [
+            torch.cat([method.expert_features(Batch(part, chunk), e) for chunk in alike.split(rows)])
+            for e in range(len(counts))
+        ]
+        out["cka"] = [[minibatch_cka(one, other) for other in features] for one in features]
     out["mean_cosine"] = mean_cosine(expert_means(material, counts)).tolist()
     return out
 
@@ -70,11 +74,11 @@ def minibatch_cka(X: Tensor, Y: Tensor, rows: int = 64) -> float:
     Raises:
         ValueError: X and Y differ in samples, or there are fewer than 4.
     """
-    if len(X) != len(Y) or len(X) < 4:
-        raise ValueError(f"X and Y must be of the same samples, at least 4, got {len(X)} and {len(Y)}")
+    if len(X) != len(Y) or len(X) < LEAST_ROWS:
+        raise ValueError(f"X and Y must be of the same samples, at least {LEAST_ROWS}, got {len(X)} and {len(Y)}")
     sums = torch.zeros(3, dtype=torch.float64)
     for x, y in zip(X.double().split(rows), Y.double().split(rows), strict=True):
-        if len(x) >= 4:
+        if len(x) >= LEAST_ROWS:
             K, L = x @ x.T, y @ y.T
             sums += torch.stack([hsic(K, L), hsic(K, K), hsic(L, L)])
     return float(sums[0] / (sums[1] * sums[2]).sqrt())

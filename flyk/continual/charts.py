@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -118,8 +120,8 @@ def matrix_chart(rows: list[list[float | None]], across: str, down: str, title: 
     return svg(draw, title, height=4, legend=False)
 
 
-def _percent(values: list[float]) -> list[float]:
-    return [100 * value for value in values]
+def _percent(values: Sequence[float | None]) -> list[float]:
+    return [math.nan if value is None else 100 * value for value in values]
 
 
 def _task_ends(axes: Any, tests: dict[str, Any]) -> None:

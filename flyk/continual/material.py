@@ -120,6 +120,8 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
 
 def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) -> Material:
     is_test = split(images.labels, images.is_test, 0)
+    if not is_test.any() or is_test.all():
+        raise ValueError(f"data must have some samples to train and some to test on, got {is_test.sum()} to test")
     halves = []
     for mask, cap, views in (
         (~is_test, config.train_per_class, 2 if config.augment == "flip" else 1),

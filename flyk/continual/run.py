@@ -218,7 +218,7 @@ def evaluate(method: Method, material: Material, counts: NDArray[np.int64], orac
     part, home = material.test, metrics.home_experts(counts)
     rows = torch.from_numpy(np.flatnonzero(exposed[part.labels.numpy()]))
     predictions, seen = [], torch.from_numpy(exposed)
-    for chunk in rows.split(TEST_ROWS):
+    for chunk in rows.split(TEST_ROWS) if len(rows) else ():
         right = torch.from_numpy(home)[part.labels[chunk]] if oracle else None
         predictions.append(method.predict(Batch(part, chunk), seen, right))
     target = part.labels[rows].numpy()
@@ -247,9 +247,12 @@ def _joined(parts: list[Tensor]) -> np.ndarray:
 
 
 def _claim(folder: Path, config: Config) -> None:
-    """Writes config.json, or checks that the one there is of the same settings."""
+    """Writes config.json, or checks that what the folder keeps is of the same settings.
+
+    A run that failed before its first test has kept nothing, so that its settings may be mended.
+    """
     path, mine = folder / "config.json", json.loads(json.dumps(asdict(config)))
-    if not path.exists():
+    if not path.exists() or not any((folder / name).exists() for name in ("checkpoint.pt", "result.json")):
         _write(path, json.dumps(mine, indent=1) + "\n")
         return
     there = json.loads(path.read_text())

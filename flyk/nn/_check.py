@@ -35,5 +35,7 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> float:
 
 def features(name: str, tensor: Tensor, wanted: int) -> None:
     """The last dimension of `tensor` is of this size. A sparse matrix cannot tell: it reads the columns it names."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
     if tensor.dim() == 0 or tensor.shape[-1] != wanted:
         raise ValueError(f"{name} must have {wanted} features in its last dimension, got shape {tuple(tensor.shape)}")

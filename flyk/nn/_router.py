@@ -69,7 +69,8 @@ class Router(Stored):
         if dtype not in _ops_check.ACCUMULATORS:
             raise TypeError(f"dtype must be torch.float32 or torch.float64, got {dtype}")
         self.dtype = dtype
-        _memory.need("expansion", self.expansion * (in_features if nnz is None else 3 * nnz) * dtype.itemsize)
+        entries = in_features if nnz is None else 3 * _check.integer("nnz", nnz, 0)
+        _memory.need("expansion", self.expansion * entries * dtype.itemsize)
         self.projection = RandomProjection(in_features, expansion, kind=kind, nnz=nnz, seed=seed).to(dtype)
         self._reduced = False  # holds the rows of all ranks already
         self.counts = torch.zeros(num_experts, dtype=torch.int64)

@@ -51,6 +51,18 @@ def test_round_trip_into_a_base_model(saved: Path) -> None:
     assert {n for n, p in again.named_parameters() if p.requires_grad} == {"0.B", "2.B"}
 
 
+def test_a_layer_of_other_inputs_is_refused(tmp_path: Path) -> None:
+    """B fits both, and A is made anew: nothing but the file can tell."""
+    save_adapter(apply(nn.Sequential(nn.Linear(6, 4)), "0", r=4, k=2, nnz=3), tmp_path / "a.safetensors")
+    with pytest.raises(ValueError, match=r"model must have 6 inputs at '0' for .*, got 9"):
+        load_adapter(nn.Sequential(nn.Linear(9, 4)), tmp_path / "a.safetensors")
+
+
+def test_a_file_from_before_inputs_were_told_is_read(saved: Path) -> None:
+    model = load_adapter(net(), altered(saved, lambda about: about.pop("inputs")))
+    assert torch.equal(model.eval()(X), load_adapter(net(), saved).eval()(X))
+
+
 def test_holds_what_was_trained_and_no_projection(saved: Path) -> None:
     assert set(load_file(saved)) == {"0.B", "0.routing_bias", "2.B", "2.routing_bias"}
 
@@ -152,6 +164,8 @@ BAD = {
     "another layer": (lambda a: a["layers"].update(x=a["layers"]["0"]), {}, "must have a linear layer 'x'"),
     "a layer not linear": (lambda a: a["layers"].update({"1": a["layers"]["0"]}), {}, "must have a linear layer '1'"),
     "no name": (lambda a: a["layers"].update({"": a["layers"]["0"]}), {}, "must have a linear layer ''"),
+    "other inputs": (lambda a: a["inputs"].update({"0": 7}), {}, "model must have 7 inputs at '0' for .*, got 6"),
+    "inputs a number": (lambda a: a.update(inputs=3), {}, "adapter that flyk saved"),
     "a tensor missing": (lambda a: None, {"2.B": None}, r"2.B must have shape \(4, 4\)"),
     "a tensor too many": (lambda a: None, {"x": torch.zeros(1)}, "x must have shape None"),
     "a tensor of ints": (lambda a: None, {"0.B": torch.zeros(8, 4, dtype=torch.int32)}, "0.B must be of a floating"),

@@ -126,10 +126,20 @@ def test_place_puts_merged_layers_into_the_model() -> None:
         place(model, {"nothing": nn.Linear(1, 1)})
 
 
+def whole(k: int) -> nn.Module:
+    torch.manual_seed(0)
+    model = apply(nn.Sequential(nn.Linear(24, 12), nn.Tanh(), nn.Linear(12, 5)), ["0", "2"], r=4, k=k).double()
+    for layer in adapters(model).values():
+        nn.init.normal_(layer.B)
+    return model
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "sentence"),
     [
         (([],), ValueError, "adapters must be at least one, got none"),
+        (([whole(4)],), TypeError, "adapters must be what flyk.adapters.adapters gives for each, got a Sequential"),
+        ((TWO[0],), TypeError, "adapters must be what flyk.adapters.adapters gives for each, got a str"),
         ((TWO, [1.0]), ValueError, "weights must be one for each of 2 adapters, got 1"),
         ((TWO, [1.0, float("inf")]), ValueError, "weights must be finite"),
         ((TWO, None, "svd"), ValueError, "method must be one of 'concat', 'linear', 'dense', 'ties', 'dare'"),
@@ -146,14 +156,6 @@ def test_refuses(arguments, error, sentence) -> None:
 def test_density_must_be_above_zero() -> None:
     with pytest.raises(ValueError, match="density must be above 0, got 0"):
         merge_adapters(TWO, method="ties", density=0)
-
-
-def whole(k: int) -> nn.Module:
-    torch.manual_seed(0)
-    model = apply(nn.Sequential(nn.Linear(24, 12), nn.Tanh(), nn.Linear(12, 5)), ["0", "2"], r=4, k=k).double()
-    for layer in adapters(model).values():
-        nn.init.normal_(layer.B)
-    return model
 
 
 def test_merging_into_the_base_measures_the_change() -> None:

@@ -1,5 +1,6 @@
 """Analysis, comparison and ablation: identities, hand-made tables, and everything through once."""
 
+import dataclasses
 import json
 import math
 
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from flyk.cli import app
 from flyk.continual import ablate, compare
 from flyk.continual.analysis import confusion, expert_means, mean_cosine, minibatch_cka
+from flyk.continual.config import make_config
 from flyk.continual.run import run
 
 
@@ -28,6 +30,15 @@ def test_cka_of_unrelated_features_is_near_nothing_where_the_biased_one_is_not()
     assert abs(minibatch_cka(X, Y)) < 0.05
     K, L = ((x - x.mean(0)) @ (x - x.mean(0)).T for x in (X[:64], Y[:64]))
     assert (K * L).sum() / ((K * K).sum() * (L * L).sum()).sqrt() > 0.4
+
+
+def test_a_run_with_three_test_samples_ends_and_has_no_cka(tmp_path):
+    material = blobs(classes=3)
+    few = dataclasses.replace(material.test, labels=torch.arange(3), features=material.test.features[:, :3])
+    options = {"prompt_length": 0, "expansion": 32, "ridge": 10.0}
+    settings = {"method": "flyprompt", "data": "made", "tasks": 2, "augment": "none", "options": options}
+    result = run(make_config(settings, "test"), tmp_path, dataclasses.replace(material, test=few))
+    assert set(result["analysis"]) == {"confusion", "mean_cosine"}
 
 
 def test_cka_of_one_part_is_that_of_the_formula():

@@ -1,8 +1,11 @@
 """Every key of a config is checked, in a sentence that names it."""
 
+import inspect
+
 import pytest
 
 from flyk.continual.config import load_config, make_config
+from flyk.continual.methods import KINDS, METHODS, _class
 
 GOOD = {"method": "flyprompt", "data": "x.npz"}
 
@@ -40,6 +43,14 @@ GOOD = {"method": "flyprompt", "data": "x.npz"}
         ({"options": [1]}, "options must be a table"),
         ({"options": {"depth": 3}}, "the method flyprompt has no option 'depth'; its options are prompt_length, "),
         ({"method": "ncm", "options": {"k": 3}}, "the method ncm has no option 'k'; it has none"),
+        ({"options": {"winners": "a"}}, "options: winners must be a whole number, got 'a'"),
+        ({"options": {"sparse": True}}, "options: sparse must be a whole number, got True"),
+        ({"options": {"keep_factor": "no"}}, "options: keep_factor must be true or false, got 'no'"),
+        ({"options": {"ridge": "a"}}, "options: ridge must be a number, got 'a'"),
+        ({"options": {"decays": 0.9}}, "options: decays must be a list of numbers, got 0.9"),
+        ({"options": {"decays": ["a"]}}, "options: decays must be a list of numbers, got ['a']"),
+        ({"options": {"router": ["ridge"]}}, "options: router must be a string, got ['ridge']"),
+        ({"method": "ranpac", "options": {"ridges": 3}}, "options: ridges must be a list of numbers, got 3"),
         ({"batchsize": 3}, "unknown key 'batchsize'; did you mean batch_size"),
         ({"zzz": 3}, "unknown key 'zzz'; the keys are method, data, "),
     ],
@@ -88,3 +99,10 @@ def test_a_file_that_is_no_toml_is_named(tmp_path, text):
         path.write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"a\.toml can't be read as TOML"):
         load_config(path)
+
+
+def test_every_option_is_of_a_kind_that_can_be_checked():
+    for method in METHODS:
+        for name, one in inspect.signature(_class(method)).parameters.items():
+            if one.kind == one.KEYWORD_ONLY:
+                assert one.annotation.removesuffix(" | None") in KINDS, (method, name)

@@ -72,6 +72,15 @@ def test_images_become_features_of_both_views_once(cache, tmp_path, monkeypatch)
     torch.testing.assert_close(material.backbone.embed(inputs.flip(-1)), material.train.features[1, [1, 0]])
 
 
+def test_images_without_a_test_part_are_refused(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "vit_s", lambda repair: tiny_vit().model)
+    pack = make_pack(tmp_path / "pack.npz")
+    arrays = dict(np.load(pack))
+    np.savez(pack, **arrays | {"split": np.zeros(len(arrays["y"]), dtype=np.int64)})
+    with pytest.raises(ValueError, match="data must have some samples to train and some to test on, got 0 to test"):
+        load_material(config(pack, backbone="vit-s"))
+
+
 def test_the_vit_normalises_with_imagenets_statistics():
     prepared = tiny_vit().prepare(np.full((40, 30, 3), 255, dtype=np.uint8))
     assert prepared.shape == (3, PIXELS, PIXELS)
@@ -116,6 +125,8 @@ def test_texts_come_with_their_domains(cache, tmp_path, monkeypatch):
     ("change", "words"),
     [
         ({"train": None}, "must be gzipped JSON with train and test"),
+        ({"test": []}, "must have texts in train and in test, got 4 and 0"),
+        ({"train": []}, "must have texts in train and in test, got 0 and "),
         ({"train": [["a"]]}, "must be gzipped JSON with train and test"),
         ({"domains": {"money": ["pay"]}}, "must have every label and lacks"),
         ({"domains": [1]}, "must be gzipped JSON"),

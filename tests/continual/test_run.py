@@ -1,5 +1,6 @@
 """Runs from end to end: resumed exactly, skipped when done, refused in a folder of other settings, reported whole."""
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -140,6 +141,29 @@ def test_a_folder_holds_one_run(features, tmp_path):
     run(config("ncm", augment="none"), tmp_path, features)
     with pytest.raises(ValueError, match="eval_every is 20 there and 30 here"):
         run(config("ncm", augment="none", eval_every=30), tmp_path, features)
+
+
+def test_a_setting_that_was_refused_can_be_mended(features, tmp_path):
+    with pytest.raises(ValueError, match="k must be from 1 to 64, got 65"):
+        run(config("ranpac", augment="none", options={"expansion": 64, "winners": 65}), tmp_path, features)
+    result = run(config("ranpac", augment="none", options={"expansion": 64, "winners": 6}), tmp_path, features)
+    assert json.loads((tmp_path / "config.json").read_text()) == result["config"]
+
+
+def test_a_test_before_any_class_that_has_test_samples_is_empty(images, tmp_path):
+    labels = images.test.labels
+    last = torch.nonzero(labels == labels.max()).flatten()
+    test = dataclasses.replace(
+        images.test,
+        labels=labels[last],
+        features=images.test.features[:, last],
+        inputs=lambda rows: torch.stack([images.test.inputs(last[i]) for i in rows]),  # of no rows there is no stack
+    )
+    settings = config("flyprompt", stream="class", seed=1)
+    result = run(settings, tmp_path, dataclasses.replace(images, test=test))
+    assert result["tests"][0]["accuracy"] is None
+    assert result["tests"][-1]["accuracy"] is not None
+    write_run_report(result, "few", tmp_path)
 
 
 def test_a_damaged_checkpoint_is_named(features, tmp_path):

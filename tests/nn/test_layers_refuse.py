@@ -46,6 +46,7 @@ def started():
 LONG = torch.int64
 CASES = [
     # FlyLoRALinear
+    (lambda: fly()([1.0]), TypeError, r"x must be a tensor, got list"),
     (lambda: fly(in_features=0), ValueError, r"in_features must be at least 1, got 0"),
     (lambda: fly(in_features="8"), TypeError, r"in_features must be an int, got str"),
     (lambda: fly(out_features=-1), ValueError, r"out_features must be at least 1, got -1"),
@@ -96,6 +97,7 @@ CASES = [
     (lambda: rear(expansion=0), ValueError, r"expansion must be at least 1, got 0"),
     (lambda: rear(ridge=-1.0), ValueError, r"ridge must be finite and at least 0, got -1.0"),
     (lambda: rear(ridge=float("inf")), ValueError, r"ridge must be finite and at least 0, got inf"),
+    (lambda: rear(kind="sparse_sign", nnz="2"), TypeError, r"nnz must be an int, got str"),
     (lambda: rear(kind="dense"), ValueError, r"kind must be one of .*, got 'dense'"),
     (lambda: rear(activation="gelu"), ValueError, r"activation must be one of .*, got 'gelu'"),
     (lambda: rear(k=0), ValueError, r"k must be from 1 to 16, got 0"),
@@ -176,6 +178,7 @@ def test_bad_arguments_are_refused_in_one_sentence(call, error, sentence):
 @pytest.mark.parametrize(
     ("h", "expert", "error", "sentence"),
     [
+        (F(2, 8).numpy(), 0, TypeError, r"h must be a tensor, got ndarray"),
         (F(2, 7), 0, ValueError, r"h must have 8 features in its last dimension, got shape \(2, 7\)"),
         (F(()), 0, ValueError, r"h must have 8 features in its last dimension, got shape \(\)"),
         (F(2, 8, dtype=LONG), 0, TypeError, r"h must be of dtype .*, got int64"),

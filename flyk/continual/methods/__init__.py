@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from flyk.continual.methods.base import Method, Prediction, Setting
@@ -25,13 +25,31 @@ METHODS = {
 __all__ = ["METHODS", "Method", "Prediction", "Setting", "check_options", "make_method"]
 
 
+# What TOML may give for an option that is annotated so: its words, and whether a value is that.
+KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "bool": ("true or false", lambda value: isinstance(value, bool)),
+    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
+    "float": ("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)),
+    "str": ("a string", lambda value: isinstance(value, str)),
+    "Sequence[float]": (
+        "a list of numbers",
+        lambda value: isinstance(value, (list, tuple)) and all(map(KINDS["float"][1], value)),
+    ),
+}
+
+
 def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError where a method has no option of a name."""
-    known = [name for name, one in inspect.signature(_class(method)).parameters.items() if one.kind == one.KEYWORD_ONLY]
-    for name in options:
+    """Raises ValueError where a method has no option of a name, or one of another type; ranges are the method's own."""
+    parameters = inspect.signature(_class(method)).parameters
+    known = {name: one.annotation for name, one in parameters.items() if one.kind == one.KEYWORD_ONLY}
+    for name, value in options.items():
         if name not in known:
             has = f"its options are {', '.join(known)}" if known else "it has none"
             raise ValueError(f"options: the method {method} has no option {name!r}; {has}")
+        kind = known[name].removesuffix(" | None")
+        wanted, fits = KINDS[kind]
+        if not (fits(value) or (value is None and kind != known[name])):
+            raise ValueError(f"options: {name} must be {wanted}, got {value!r}")
 
 
 def make_method(method: str, setting: Setting, options: Mapping[str, Any]) -> Method:

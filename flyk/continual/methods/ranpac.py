@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,7 +40,7 @@ class RanPAC(Method):
         expansion: int = 5000,
         sparse: int | None = None,
         winners: int | None = None,
-        ridges: tuple[float, ...] = tuple(10.0**e for e in range(-1, 8)),
+        ridges: Sequence[float] = tuple(10.0**e for e in range(-1, 8)),
     ):
         super().__init__(setting)
         if not ridges or sorted(set(ridges)) != list(ridges) or ridges[0] <= 0:
