@@ -26,8 +26,8 @@ class Ceilings:
     flop_rate: float  # operations a second of a float32 matrix product
 
     def copy_rate(self, moved: int) -> float:
-        """Bytes a second for a working set of `moved` bytes: that of the next larger copy measured."""
-        return self.copy[min((s for s in self.copy if s >= moved), default=max(self.copy))]
+        """Bytes a second for a working set of `moved` bytes: the best of the copies measured that are as large."""
+        return max((rate for size, rate in self.copy.items() if size >= moved), default=self.copy[max(self.copy)])
 
 
 def ceilings() -> Ceilings:

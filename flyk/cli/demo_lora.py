@@ -27,7 +27,8 @@ def lora(
     batch: Annotated[int, typer.Option(help="Examples of an optimizer step.")] = 4,
     seeds: Annotated[int, typer.Option(help="Runs of each method on each task.")] = 3,
     rate: Annotated[
-        list[float] | None, typer.Option(help="Learning rates to choose from.", show_default="0.0007, 0.002, 0.006, 0.018, 0.05")
+        list[float] | None,
+        typer.Option(help="Learning rates to choose from.", show_default="0.0007, 0.002, 0.006, 0.018, 0.05"),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="About a minute: few examples, layers, one seed.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for report.html, report.json and finished units.")] = Path(
