@@ -1,6 +1,6 @@
 """What FlyPrompt costs beside its backbone, in a training step and in an evaluation, and what it cost as published.
 
-    python bench/outside_backbone.py bench/results/outside_backbone.json
+    python bench/outside_backbone.py bench/results/continual/outside_backbone.json
 
 ViT-S/14 at 112 px on images of noise, M 10000, 10 experts, 101 classes; in float32 and under bf16 autocast.
 """
