@@ -62,7 +62,9 @@ def apply(
     }
 
     def wrap(name: str, base: nn.Module, sizes: tuple[int, int]) -> Adapter:
-        return FlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
+        layer = FlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
+        _linears.check_rank("r", layer.r, *sizes)  # what is saved can be loaded
+        return layer
 
     return wrap_all(model, target_modules, exclude_modules, wrap)
 

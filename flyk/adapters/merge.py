@@ -9,6 +9,7 @@ from torch import nn
 
 from flyk.adapters._outputs import evaluating, listed, outputs, relative_change
 from flyk.adapters.apply import unload
+from flyk.nn import _check
 
 
 def merge(model: nn.Module, *, approximate: bool = False, inputs: Iterable[Any] | None = None) -> float | None:
@@ -29,7 +30,7 @@ def merge(model: nn.Module, *, approximate: bool = False, inputs: Iterable[Any] 
     if hasattr(model, "peft_config"):
         raise ValueError("model must not be PEFT's, got one with a peft_config: call its merge_and_unload")
     batches = [] if inputs is None else listed("inputs", inputs)
-    options = {} if not approximate else {"approximate": True}
+    options = {"approximate": True} if _check.flag("approximate", approximate) else {}
     with evaluating(model):
         before = outputs(model, batches)
     unload(model, lambda layer: layer.merge(**options))

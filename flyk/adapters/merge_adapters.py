@@ -114,6 +114,7 @@ def weights_of(weights: Sequence[float] | None, count: int) -> list[float]:
         raise ValueError("adapters must be at least one, got none")
     if weights is None:
         return [1 / count] * count
+    weights = _check.items("weights", weights)
     if len(weights) != count:
         raise ValueError(f"weights must be one for each of {count} adapters, got {len(weights)}")
     return [_check.number("weights", weight, float("-inf")) for weight in weights]

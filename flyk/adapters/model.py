@@ -65,7 +65,9 @@ class FlyLoRAModel(nn.Module):
         }
 
         def wrap(name: str, base: nn.Module, sizes: tuple[int, int]) -> Adapter:
-            return TaskGatedFlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
+            layer = TaskGatedFlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
+            _linears.check_rank("rank", layer.rank, *sizes)  # what is saved can be loaded
+            return layer
 
         self.base_model = wrap_all(base_model, target_modules, (), wrap)
         self.task = self.tasks[0]

@@ -158,6 +158,8 @@ def task_conflict(model: nn.Module, loaders: Mapping[str, Iterable[Any]]) -> dic
     Raises:
         ValueError: the model has no such layer, or a task no batch.
     """
+    if not isinstance(loaders, Mapping):
+        raise TypeError(f"loaders must be a dict of task to batches, got {type(loaders).__name__}")
     layers, tasks = _top_k(model), list(loaders)
     for task in tasks:
         check_batches(f"loaders[{task!r}]", loaders[task])

@@ -11,6 +11,7 @@ from sklearn.utils._param_validation import Interval
 from sklearn.utils.validation import check_is_fitted
 from torch import Tensor
 
+from flyk import _memory
 from flyk.estimators._expansion import CONSTRAINTS, Expansion
 from flyk.estimators._input import BLOCK, as_tensor_is_kept, blocks, checked_fitted_rows
 from flyk.estimators._statistics import Statistics
@@ -26,15 +27,29 @@ class StreamingRidge(BaseEstimator):
 
     relative_ridge: float
     fit_intercept: bool
+    n_components: int
     n_features_in_: int
     n_samples_seen_: int
 
     def _begin(self, X: Any, targets: int) -> None:
+        _memory.need("n_components", 8 * self.n_components**2)
+        self._fitted_with = self._shape()
         self._fitted_on_tensors = as_tensor_is_kept(X)
         self._expansion = Expansion(self, self.n_features_in_)
         device = X.device if isinstance(X, Tensor) else torch.device("cpu")
         self._statistics = Statistics(self._expansion.projection.out_features, targets, device)
         self.n_samples_seen_ = 0
+
+    def _shape(self) -> dict[str, Any]:
+        """The parameters that what was learned depends on, so that they must stay until the next fit."""
+        free = {"relative_ridge", "fit_intercept", "on_new_class"}
+        return {name: value for name, value in self.get_params(deep=False).items() if name not in free}
+
+    def _check_shape(self) -> None:
+        """Refuse to learn on under parameters that were set otherwise since."""
+        for name, value in self._shape().items():
+            if value is not (was := self._fitted_with[name]) and value != was:
+                raise ValueError(f"{name} must stay {was!r} until the next fit, got {value!r}")
 
     def _learn(self, X: Any, targets: Tensor, weights: Tensor) -> None:
         """Add rows X with targets (N, T) and weights (N,), float64."""
@@ -55,6 +70,8 @@ class StreamingRidge(BaseEstimator):
 
     def _check_merge(self, other: Any) -> None:
         check_is_fitted(self)
+        if other is self:
+            raise ValueError(f"other must be another {type(self).__name__}, got the same one")
         if type(other) is not type(self):
             raise TypeError(f"other must be a {type(self).__name__}, got {type(other).__name__}")
         check_is_fitted(other)

@@ -110,6 +110,7 @@ class FlyClassifier(ClassifierMixin, StreamingRidge):
             self._begin(X, len(came))
             self._kept_rows = KeptRows(self.calibration_rows, self.n_features_in_, len(came))
         else:
+            self._check_shape()
             self._make_room(came, "y")
         codes = torch.from_numpy(np.searchsorted(self.classes_, y))
         targets = torch.nn.functional.one_hot(codes, len(self.classes_)).to(torch.float64)
@@ -118,6 +119,8 @@ class FlyClassifier(ClassifierMixin, StreamingRidge):
 
     def _make_room(self, came: np.ndarray, name: str) -> None:
         """Classes that were not there before get their columns, or an error."""
+        if (came.dtype.kind in "iufb") != (self.classes_.dtype.kind in "iufb"):  # else numpy would make texts of all
+            raise TypeError(f"{name} must hold classes of the kind of those before, {self.classes_}, got {came}")
         union = np.union1d(self.classes_, came)
         if len(union) == len(self.classes_):
             return

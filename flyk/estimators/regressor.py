@@ -75,6 +75,8 @@ class FlyRegressor(RegressorMixin, StreamingRidge):
         if first:
             self._begin(X, targets.shape[1])
             self._target_shape = shape
+        else:
+            self._check_shape()
         self._learn(X, targets, weights)
         return self
 

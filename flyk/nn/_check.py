@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor
@@ -31,6 +32,20 @@ def number(name: str, value: Any, low: float, high: float = math.inf) -> float:
         wanted = f"finite and at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ValueError(f"{name} must be {wanted}, got {value}")
     return result
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, which is True or False and nothing that may pass for one, such as a word."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return value
+
+
+def items(name: str, value: Any) -> tuple[Any, ...]:
+    """The items of `value`, which is no text."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise TypeError(f"{name} must be a sequence of numbers, got {type(value).__name__}")
+    return tuple(value)
 
 
 def features(name: str, tensor: Tensor, wanted: int) -> None:

@@ -20,7 +20,7 @@ def choose(G: Tensor, Q: Tensor, counts: Tensor, ridges: Sequence[float] | None)
         ridges = (
             G.diagonal().double().mean() * torch.logspace(-8, 4, 25, dtype=torch.float64, device=G.device)
         ).tolist()
-    candidates = sorted(_check.number("ridges", ridge, 0) for ridge in ridges)
+    candidates = sorted(_check.number("ridges", ridge, 0) for ridge in _check.items("ridges", ridges))
     if not candidates or candidates[0] == 0:
         raise ValueError(f"ridges must be one or more numbers above 0, got {candidates}")
     scores, freedom = gcv(G, Q, rows, torch.tensor(candidates, dtype=torch.float64, device=G.device))

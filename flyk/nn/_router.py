@@ -143,10 +143,14 @@ class Router(Stored):
 
         Raises:
             RuntimeError: no expert has been seen.
+            ValueError: a row has no scores, as one with NaN has none; with nonfinite="ignore" that is not looked for.
         """
         if not self.counts.any():
             raise RuntimeError("route needs at least one row to have been given to update")
-        return self(h).argmax(-1)
+        scores = self(h)
+        if self.nonfinite != "ignore" and (bad := scores.isnan().any(-1).flatten()).any():
+            raise ValueError(f"h must be finite to be routed, got row {int(bad.nonzero()[0])} with NaN or inf")
+        return scores.argmax(-1)
 
     @torch.no_grad()
     def merge_(self, other: Self) -> Self:

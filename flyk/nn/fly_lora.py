@@ -80,7 +80,7 @@ class FlyLoRALinear(Adapter):
             nnz = max(1, _check.integer("in_features", in_features, 1) * k // r)
         super().__init__(in_features, out_features, r, nnz=nnz, alpha=alpha, base=base, seed=seed)
         self.r, self.k, self.selection, self.bias_update_rate = r, k, selection, rate
-        self.dropout, self.detach_input = nn.Dropout(dropout), detach_input
+        self.dropout, self.detach_input = nn.Dropout(dropout), _check.flag("detach_input", detach_input)
         self.register_buffer("routing_bias", torch.zeros(r, dtype=torch.float32, device=self.B.device))
         self.counts = torch.zeros(r, dtype=torch.int64, device=self.B.device)
 
@@ -148,7 +148,7 @@ class FlyLoRALinear(Adapter):
             ValueError: k < r and not `approximate`.
             TypeError: the base is not an nn.Linear with floating weights.
         """
-        if self.k < self.r and not approximate:
+        if self.k < self.r and not _check.flag("approximate", approximate):
             raise ValueError(
                 f"approximate must be True to merge with k = {self.k} of r = {self.r} ranks, got {approximate}: "
                 "the winners depend on the input, so no single weight gives the same output unless k = r"

@@ -61,7 +61,7 @@ class PromptPool(nn.Module):
         self.num_experts = _check.integer("num_experts", num_experts, 1)
         self.length = _check.integer("length", length, 1)
         self.embed_dim = _check.integer("embed_dim", embed_dim, 1)
-        self.layers = tuple(_check.integer("layers", layer, 0) for layer in layers)
+        self.layers = tuple(_check.integer("layers", layer, 0) for layer in _check.items("layers", layers))
         if not self.layers or list(self.layers) != sorted(set(self.layers)):
             raise ValueError(f"layers must be one or more rising numbers of blocks, got {tuple(layers)}")
         shape = (len(self.layers), length, embed_dim)

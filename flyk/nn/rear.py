@@ -99,7 +99,7 @@ class REAR(Router):
         self._rows = torch.zeros(flush_rows, in_features, dtype=dtype)
         self._labels = torch.zeros(flush_rows, dtype=torch.int64)
         self._filled = 0
-        self.keep_factor = keep_factor
+        self.keep_factor = _check.flag("keep_factor", keep_factor)
         self._factor: Tensor | None = None  # of G as it was at the last solution or before
         self._warned = False  # that it took float64
 
@@ -192,6 +192,9 @@ class REAR(Router):
         for name, tensor in (("counts", counts), ("dropped", dropped)):
             _ops_check.dtype(name, tensor, (torch.int64,))
             _ops_check.shape(name, tensor, Q.shape[1])
+        for name, tensor in (("G", G), ("Q", Q)):
+            if self.nonfinite != "ignore" and not tensor.sum().isfinite():
+                raise ValueError(f"{name} must be finite, got NaN or inf in it")
         self._replace(statistics)
         self._filled = 0
 

@@ -74,7 +74,7 @@ class TaskGatedFlyLoRALinear(Adapter):
         if temperature is not None and _check.number("temperature", temperature, 0) == 0:
             raise ValueError(f"temperature must be above 0 or None, got {temperature}")
         kept = max(1, round(num_experts * share))
-        if learn_temperature and temperature is None:
+        if _check.flag("learn_temperature", learn_temperature) and temperature is None:
             raise ValueError("temperature must be given to be learned, got None")
         if learn_temperature and kept == 1:
             raise ValueError(f"sparsity must leave a task two experts for it to learn a temperature, got {sparsity}")

@@ -54,7 +54,7 @@ class TE2Head(nn.Module):
         self.in_features = _check.integer("in_features", in_features, 1)
         self.num_classes = _check.integer("num_classes", num_classes, 1)
         self.num_experts = _check.integer("num_experts", num_experts, 1)
-        self.decays = tuple(_check.number("decays", decay, 0, 1) for decay in decays)
+        self.decays = tuple(_check.number("decays", decay, 0, 1) for decay in _check.items("decays", decays))
         self.online = nn.Linear(in_features, num_classes)
         bank = (num_experts, len(self.decays), num_classes)
         self.register_buffer("bank_weight", torch.zeros(*bank, in_features))

@@ -161,6 +161,12 @@ def test_refuses(model, target, error, sentence) -> None:
         apply(model(), target)
 
 
+def test_ranks_that_could_not_be_loaded_again_are_refused() -> None:
+    for wrap in (lambda: apply(net(), "q_proj", r=1025), lambda: FlyLoRAModel(net(), ["q_proj"], 1025, tasks=["a"])):
+        with pytest.raises(ValueError, match="must be from 1 to 1024 for 16 inputs and 16 outputs, got 1025"):
+            wrap()
+
+
 def test_a_refused_model_is_as_it_was() -> None:
     model = net()
     with pytest.raises(ValueError, match="k must be from 1 to 2"):

@@ -218,6 +218,34 @@ def test_what_differs_does_not_merge(digits: Data, options: dict[str, Any], said
         FlyRegressor(100).fit(X, X[:, 0]).partial_fit(X, X[:, :2])
 
 
+@pytest.mark.parametrize("change", [{"n_components": 30}, {"random_state": 3}, {"k": 5}, {"kind": "sparse_sign"}])
+def test_the_expansion_may_not_change_until_the_next_fit(digits: Data, line: Data, change: dict[str, Any]) -> None:
+    for model, (X, y, _) in ((FlyClassifier(20), digits), (FlyRegressor(20), line)):
+        before = model.fit(X, y).predict(X)
+        model.set_params(**change)
+        with pytest.raises(ValueError, match=f"^{next(iter(change))} must stay .* until the next fit, got"):
+            model.partial_fit(X, y)
+        np.testing.assert_array_equal(model.predict(X), before)
+        model.fit(X, y).partial_fit(X, y)
+
+
+def test_classes_of_another_kind_may_not_come(digits: Data) -> None:
+    X, y, _ = digits
+    model = FlyClassifier(20, on_new_class="grow").fit(X, y)
+    with pytest.raises(TypeError, match="y must hold classes of the kind of those before"):
+        model.partial_fit(X[:3], [1, 2, 3])
+    assert model.classes_.tolist() == list("abcdefghij")
+
+
+def test_what_does_not_fit_into_memory_or_is_oneself_is_refused(digits: Data) -> None:
+    X, y, _ = digits
+    with pytest.raises(ValueError, match=r"^n_components"):
+        FlyClassifier(10**9).fit(X, y)
+    model = FlyClassifier(20).fit(X, y)
+    with pytest.raises(ValueError, match="other must be another FlyClassifier"):
+        model.merge(model)
+
+
 def test_river_takes_it(digits: Data) -> None:
     compat = pytest.importorskip("river.compat")
     X, y, _ = digits

@@ -47,6 +47,11 @@ LONG = torch.int64
 CASES = [
     # FlyLoRALinear
     (lambda: fly()([1.0]), TypeError, r"x must be a tensor, got list"),
+    (lambda: fly(detach_input="no"), TypeError, r"detach_input must be True or False, got 'no'"),
+    (lambda: fly(base=nn.Linear(8, 4)).merge(approximate="no"), TypeError, r"approximate must be True or False"),
+    (lambda: gated(learn_temperature=1), TypeError, r"learn_temperature must be True or False, got 1"),
+    (lambda: rear(keep_factor="no"), TypeError, r"keep_factor must be True or False, got 'no'"),
+    (lambda: te2(decays=0.9), TypeError, r"decays must be a sequence of numbers, got float"),
     (lambda: fly(in_features=0), ValueError, r"in_features must be at least 1, got 0"),
     (lambda: fly(in_features="8"), TypeError, r"in_features must be an int, got str"),
     (lambda: fly(out_features=-1), ValueError, r"out_features must be at least 1, got -1"),

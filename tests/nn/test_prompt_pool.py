@@ -182,6 +182,7 @@ def test_an_exception_leaves_nothing_behind():
         (lambda: PromptPool(0), ValueError, "num_experts must be at least 1, got 0"),
         (lambda: PromptPool(1, 0), ValueError, "length must be at least 1, got 0"),
         (lambda: PromptPool(1, embed_dim="8"), TypeError, "embed_dim must be an int, got str"),
+        (lambda: PromptPool(1, layers=3), TypeError, r"layers must be a sequence of numbers, got int"),
         (lambda: PromptPool(1, layers=()), ValueError, r"layers must be one or more rising .*, got \(\)"),
         (lambda: PromptPool(1, layers=(1, 0)), ValueError, r"layers must be one or more rising .*, got \(1, 0\)"),
         (lambda: PromptPool(1, layers=(0, 0)), ValueError, r"layers must be one or more rising .*, got \(0, 0\)"),

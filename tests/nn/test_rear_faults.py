@@ -69,6 +69,28 @@ def test_ignored_rows_spoil_the_statistics_and_the_solution_says_so():
         module.solve()
 
 
+def test_a_row_without_scores_is_not_routed():
+    h, labels = stream()
+    module = fed(h, labels)
+    h[4, 1] = NAN
+    with pytest.raises(ValueError, match="h must be finite to be routed, got row 4"):
+        module.route(h)
+    module = fed(*stream(), nonfinite="ignore")
+    assert module.route(h).shape == labels.shape
+
+
+@pytest.mark.parametrize("name", ["G", "Q"])
+def test_a_state_with_nan_is_refused(name):
+    module = fed(*stream())
+    state = module.state_dict()
+    state[name] = state[name].clone()
+    state[name][1, 0] = NAN
+    before = module.solve().clone()
+    with pytest.raises(Exception, match=f"{name} must be finite"):
+        module.load_state_dict(state)
+    assert torch.equal(module.solve(), before)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_ridge_and_with_fewer_rows_than_M_there_is_no_solution(dtype):
     module = fed(*stream(M // 2), ridge=0.0, dtype=dtype)
