@@ -21,3 +21,15 @@ def write_whole(path: Path) -> Iterator[Path]:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def safetensors_path(path: str | Path) -> Path:
+    """`path` as one that ends so.
+
+    Raises:
+        ValueError: it does not.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"path must end with .safetensors, got {path}")
+    return path

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from flyk._files import write_whole
+from flyk._files import safetensors_path, write_whole
 
 VERSION = 1
 PLAIN = (str, int, float, bool, type(None))
@@ -40,7 +40,7 @@ def save(path: str | Path, state: Any) -> None:
         ValueError, TypeError: `path` or something in `state` cannot be stored. Nothing is written then.
         OSError: the file cannot be written (a full disk, no permission); the old one is intact.
     """
-    path = _named(path)
+    path = safetensors_path(path)
     tensors: dict[str, Tensor] = {}
     tree = _encode(state, "state", tensors, {})
     about = {"version": VERSION, "state": tree, "checksum": _checksum(tree, tensors)}
@@ -58,7 +58,7 @@ def load(path: str | Path) -> Any:
     Raises:
         ValueError: the file is missing, truncated, altered, no checkpoint, or of a newer version.
     """
-    path = _named(path)
+    path = safetensors_path(path)
     try:
         with safe_open(path, "pt") as file:
             about = _read_about(path, (file.metadata() or {}).get("flyk"))
@@ -72,13 +72,6 @@ def load(path: str | Path) -> Any:
     except (KeyError, ValueError, TypeError, RecursionError):
         altered = f"path must name a checkpoint as it was written, got {path}, whose checksum does not hold"
         raise ValueError(altered) from None
-
-
-def _named(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"path must end with .safetensors, got {path}")
-    return path
 
 
 def _sync(path: Path) -> None:

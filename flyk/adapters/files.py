@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from flyk._files import write_whole
+from flyk._files import safetensors_path, write_whole
 from flyk.adapters import _linears
 from flyk.adapters.apply import adapters
 from flyk.adapters.model import FlyLoRAModel
@@ -58,7 +58,7 @@ def save_adapter(model: nn.Module, path: str | Path) -> None:
     Raises:
         ValueError: the model has no adapter, or `path` does not end with .safetensors. Nothing is written then.
     """
-    path = _named(path)
+    path = safetensors_path(path)
     tensors, layers = {}, {}
     for name, layer in adapters(_inner(model)).items():
         form = next(form for form, kind in FORMS.items() if isinstance(layer, kind))
@@ -85,7 +85,7 @@ def load_adapter(model: Model, path: str | Path) -> Model:
         ValueError: the file is missing, damaged, of a newer version, or does not fit the model. The model is then as
             it was.
     """
-    path, inner = _named(path), _inner(model)
+    path, inner = safetensors_path(path), _inner(model)
     try:
         with safe_open(path, "pt") as file:
             layers, inputs = _read_about(path, (file.metadata() or {}).get("flyk"), _tasks(model))
@@ -109,13 +109,6 @@ def _inner(model: nn.Module) -> nn.Module:
 
 def _tasks(model: nn.Module) -> list[str] | None:
     return model.tasks if isinstance(model, FlyLoRAModel) else None
-
-
-def _named(path: str | Path) -> Path:
-    path = Path(path)
-    if path.suffix != ".safetensors":
-        raise ValueError(f"path must end with .safetensors, got {path}")
-    return path
 
 
 def _read_about(

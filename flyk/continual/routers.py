@@ -180,26 +180,14 @@ def ridge_router(
 ROUTERS = {"prototype": Prototype, "naive-bayes": NaiveBayes, "k-means": KMeans, "mlp": MLP, "k-nn": KNN}
 
 
-def make_router(
-    kind: str,
-    in_features: int,
-    num_experts: int,
-    *,
-    expansion: int = 10000,
-    ridge: float = 1e4,
-    sparse: int | None = None,
-    winners: int | None = None,
-    keep_factor: bool = False,
-    seed: int = 0,
-) -> REAR | Router:
-    """A router by name: "ridge" is REAR, of whose expansion the further arguments tell; see `ridge_router`.
+def make_router(kind: str, in_features: int, num_experts: int, **of_rear: Any) -> REAR | Router:
+    """A router by name; "ridge" is REAR, for which the further arguments are, see `ridge_router`.
 
     Raises:
         ValueError: the kind is unknown.
     """
     if kind == "ridge":
-        shape = {"expansion": expansion, "sparse": sparse, "winners": winners}
-        return ridge_router(in_features, num_experts, ridge=ridge, keep_factor=keep_factor, seed=seed, **shape)
+        return ridge_router(in_features, num_experts, **of_rear)
     if kind not in ROUTERS:
         raise ValueError(f"router must be one of {', '.join(('ridge', *ROUTERS))}, got {kind!r}")
     return ROUTERS[kind](in_features, num_experts)
