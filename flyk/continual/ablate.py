@@ -16,10 +16,9 @@ from flyk.continual.config import load_config, make_config
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
-from flyk.continual.routers import ROUTERS, Router, make_router
+from flyk.continual.routers import ROUTERS, Router, make_router, solution
 from flyk.continual.run import run
 from flyk.nn import REAR
-from flyk.ops import ridge_solve
 
 DECAYS = (0.9, 0.99, 0.999)
 BANKS = {"": (), "0.9": (1,), "0.99": (2,), "0.999": (3,), "0.9 0.99": (1, 2), "0.9 0.99 0.999": (1, 2, 3)}
@@ -51,6 +50,7 @@ class Ablated(FlyPrompt):
         super().__init__(setting, **options)
         self.sweep = routers and isinstance(self.router, REAR) and self.heads.num_experts > 1
         self.others: dict[str, REAR | Router] = {}
+        self._solutions: tuple[int, dict[float, Tensor | None]] = (0, {})  # of how many rows, and for each ridge
         if self.sweep:
             with torch.random.fork_rng(devices=[]):  # so that the rest starts as in the method itself
                 self.others = self._make_others()
@@ -98,15 +98,19 @@ class Ablated(FlyPrompt):
         return aggregate(kind, logits[[0, *bank]]).argmax(1)
 
     def _ridges(self, batch: Batch) -> dict[str, Tensor]:
-        """The routes of the same statistics under other ridges."""
+        """The routes of the same statistics under other ridges, but for those too small for float32."""
         router = self.router
         assert isinstance(router, REAR)
         router.flush()
         phi = router._expand(batch.features)
         known = router.counts > 0
+        rows = int(router.counts.sum())
+        if self._solutions[0] != rows:  # once for all batches of a test
+            self._solutions = rows, {ridge: solution(router.G, router.Q, ridge) for ridge in RIDGES}
         return {
-            f"ridge {ridge:g}": (phi @ ridge_solve(router.G, router.Q, ridge)).masked_fill(~known, -torch.inf).argmax(1)
-            for ridge in RIDGES
+            f"ridge {ridge:g}": (phi @ U).masked_fill(~known, -torch.inf).argmax(1)
+            for ridge, U in self._solutions[1].items()
+            if U is not None
         }
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from flyk.continual.memory import Memory
 from flyk.continual.rivals import NearestClassMean
 from flyk.nn import REAR
+from flyk.nn._solve import solve
 
 
 class Router(nn.Module):
@@ -175,6 +176,14 @@ def ridge_router(
     matrix = "gaussian" if sparse is None else "sparse_sign"
     options = {"kind": matrix, "nnz": sparse, "k": winners, "keep_factor": keep_factor}
     return REAR(in_features, num_experts, expansion, ridge=ridge, seed=seed, **options)
+
+
+def solution(G: Tensor, Q: Tensor, ridge: float) -> Tensor | None:
+    """U (M, T) under a ridge of a grid; None where that is too small beside the rounding of G."""
+    try:
+        return solve(G, Q, ridge, warn=False)[0]
+    except ValueError:
+        return None
 
 
 ROUTERS = {"prototype": Prototype, "naive-bayes": NaiveBayes, "k-means": KMeans, "mlp": MLP, "k-nn": KNN}

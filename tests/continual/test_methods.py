@@ -264,6 +264,14 @@ def test_ranpac_over_winners_alone():
     assert torch.equal(classes, material.test.labels[:6])
 
 
+def test_ranpac_passes_over_ridges_too_small_for_float32():
+    material = blobs()
+    method = make(material, "ranpac", {"expansion": 256, "ridges": (1e-4, 1e-3, 10.0)})
+    method.observe(Batch(material.train, torch.arange(72)))  # fewer than the expansion is wide
+    classes = method.predict(Batch(material.test, torch.arange(30)), torch.ones(6, dtype=torch.bool)).classes
+    assert (classes == material.test.labels).float().mean() > 0.9
+
+
 def test_ranpac_says_that_its_ridge_is_at_the_edge(caplog):
     material = blobs(spread=0.0)
     method = make(material, "ranpac", {"expansion": 32, "ridges": (1e5, 1e6)})

@@ -12,8 +12,7 @@ from torch import Tensor
 from flyk.continual.batch import Batch
 from flyk.continual.memory import Memory
 from flyk.continual.methods.base import Method, Prediction, Setting
-from flyk.continual.routers import ridge_router
-from flyk.ops import ridge_solve
+from flyk.continual.routers import ridge_router, solution
 
 log = logging.getLogger("flyk")
 HELD_OUT = 5  # one sample in so many
@@ -70,15 +69,21 @@ class RanPAC(Method):
     def _solve(self) -> Tensor:
         self.fit.flush()
         self.rest.flush()
-        ridge = self._choose()
-        return ridge_solve(self.fit.G + self.rest.G, self.fit.Q + self.rest.Q, ridge)
+        G, Q, least = self.fit.G + self.rest.G, self.fit.Q + self.rest.Q, self._choose()
+        for ridge in (ridge for ridge in self.ridges if ridge >= least):  # more rows may want more
+            if (U := solution(G, Q, ridge)) is not None:
+                return U
+        raise ValueError(f"ridges must reach higher for these samples, got {self.ridges}")
 
     def _choose(self) -> float:
         """The ridge of the best accuracy on the samples held out; the larger one in a tie."""
         phi, known = self.fit._expand(self.held.rows), self.fit.counts > 0
 
         def accuracy(ridge: float) -> float:
-            scores = phi @ ridge_solve(self.fit.G, self.fit.Q, ridge)
+            U = solution(self.fit.G, self.fit.Q, ridge)
+            if U is None:
+                return -1.0
+            scores = phi @ U
             return (scores.masked_fill(~known, -torch.inf).argmax(1) == self.held.labels).float().mean().item()
 
         if not len(phi):
