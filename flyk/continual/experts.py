@@ -5,6 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from flyk.nn import REAR
+from flyk.ops import ridge_solve
+
 
 class BySamples(nn.Module):
     """After every `budget` samples; the stream's length and its tasks need not be known (FlyPrompt's budget w).
@@ -29,11 +32,25 @@ class BySamples(nn.Module):
         return int(self.spent) == rows
 
 
-class ByDrift(nn.Module):
-    """When the router's scores for the current expert miss 1 by far more than they did on that expert's last batches.
+@torch.no_grad()
+def mean_miss(router: REAR, h: Tensor, expert: int) -> float:
+    """How unlike the expert's rows a batch h (N, d) is, before it is learned: the mean over rows of ``|1 - s|``.
 
-    A miss is the mean over a batch of ``|1 - s|``, s REAR's score of a row for the current expert before the batch is
-    learned; 1 is what REAR is fitted to, and it nears that on rows like those it has seen. Mean and variance of the
+    s is REAR's score for the expert, which is fitted to 1 on its rows and to 0 on the others'. With one expert there
+    are no others, and all rows get about 1: then it is the mean leverage ``φ (G + λI)⁻¹ φᵀ``, near 0 along directions
+    that many rows had.
+    """
+    if int((router.counts > 0).sum()) > 1:
+        return (1 - router(h)[:, expert]).abs().mean().item()
+    router.flush()
+    phi = router._expand(h)
+    return (phi * ridge_solve(router.G, phi.t().contiguous(), router.ridge).t()).sum(1).mean().item()
+
+
+class ByDrift(nn.Module):
+    """When a batch is far less like the current expert's rows than that expert's last batches were.
+
+    A batch's miss is `mean_miss`. Mean and variance of the
     misses are averages over about the last five batches, for misses fall as an expert is learned. Once `settle`
     batches of an expert have been seen, `patience` batches in a row whose miss lies more than `threshold` standard
     deviations above the mean start the next expert; they do not move the mean. A batch under suspicion is learned all

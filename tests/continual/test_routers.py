@@ -7,7 +7,7 @@ from sklearn.naive_bayes import GaussianNB
 from sklearn.neighbors import KNeighborsClassifier
 
 from flyk.continual.aggregate import AGGREGATIONS, aggregate
-from flyk.continual.experts import ByDrift, BySamples
+from flyk.continual.experts import ByDrift, BySamples, mean_miss
 from flyk.continual.routers import KNN, ROUTERS, KMeans, NaiveBayes, make_router
 from flyk.nn import REAR
 
@@ -95,6 +95,23 @@ def test_an_unknown_router_is_named():
 def test_experts_by_samples_begin_when_the_budget_is_spent():
     trigger = BySamples(20)
     assert [trigger.starts(8, 0.0) for _ in range(8)] == [True, False, False, True, False, False, True, False]
+
+
+@pytest.mark.parametrize("experts", [1, 2])
+def test_rows_unlike_an_experts_own_are_a_miss(experts):
+    generator = torch.Generator().manual_seed(0)
+    centres = 3 * torch.randn(3, 8, generator=generator)
+    rows = [centre + torch.randn(40, 8, generator=generator) for centre in centres]
+    router = ridge_router(8, 3, expansion=64, ridge=10.0)
+    for expert in range(experts):
+        router.update(rows[expert][:30], expert)
+    like, unlike = mean_miss(router, rows[0][30:], 0), mean_miss(router, rows[2], 0)
+    assert unlike > 3 * like
+    if experts == 1:
+        phi = (rows[2].double() @ router.projection.values.double().T).relu()
+        seen = (rows[0][:30].double() @ router.projection.values.double().T).relu()
+        inverse = torch.linalg.inv(seen.T @ seen + 10 * torch.eye(64, dtype=torch.float64))
+        assert unlike == pytest.approx((phi @ inverse * phi).sum(1).mean().item(), rel=1e-3)
 
 
 def test_experts_by_drift_begin_where_the_misses_rise():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flyk.continual.aggregate import AGGREGATIONS, aggregate
 from flyk.continual.batch import Batch
-from flyk.continual.experts import ByDrift, BySamples
+from flyk.continual.experts import ByDrift, BySamples, mean_miss
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.prompted import PromptedMethod, make_pool
 from flyk.continual.routers import make_router
@@ -174,7 +174,7 @@ class FlyPrompt(PromptedMethod):
             return
         miss = 0.0
         if isinstance(self.trigger, ByDrift) and isinstance(self.router, REAR) and current is not None:
-            miss = (1 - self.router(batch.features)[:, current]).abs().mean().item()
+            miss = mean_miss(self.router, batch.features, current)
         if self.trigger.starts(len(batch), miss):
             self._start(min(0 if current is None else current + 1, self.heads.num_experts - 1))
 
