@@ -8,7 +8,7 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from flyk.continual.aggregate import AGGREGATIONS, aggregate
 from flyk.continual.experts import ByDrift, BySamples, mean_miss
-from flyk.continual.routers import KNN, ROUTERS, KMeans, NaiveBayes, make_router
+from flyk.continual.routers import KNN, ROUTERS, KMeans, NaiveBayes, make_router, ridge_router
 from flyk.nn import REAR
 
 
