@@ -38,10 +38,10 @@ RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (3e-3, 1e-2))  # of the head and of the pro
 
 def runs() -> list[tuple[Path, int, bool]]:
     """(config, seed, whether it is ablated): prompts on some images, what takes seconds, then what takes long."""
-    images = [(ABLATED.with_stem(name), seed, False) for seed in SEEDS for name in PROMPTED]
-    others = [(path, seed, False) for seed in SEEDS for path in sorted(CONFIGS.glob("*/*.toml"))]
-    large = [run for run in others if run[0].stem == "flyprompt-prompts" or run[0].parent.name == "caltech-whole"]
-    quick = [run for run in others if run not in images and run not in large]
+    each = [(path, seed, False) for seed in SEEDS for path in sorted(CONFIGS.glob("*/*.toml"))]
+    images = [run for run in each if run[0].parent == ABLATED.parent and run[0].stem in PROMPTED]
+    large = [run for run in each if run[0].stem == "flyprompt-prompts" or run[0].parent.name == "caltech-whole"]
+    quick = [run for run in each if run not in images and run not in large]
     long = [(ABLATED, seed, True) for seed in SEEDS] + large
     return [*images, *quick, *sorted(long, key=lambda run: run[1])]
 

@@ -15,7 +15,8 @@ HERE = Path(__file__).parents[2]
 @pytest.fixture
 def script(tmp_path, monkeypatch):
     """bench/continual.py with two small configs of its own, in an empty folder."""
-    spec = importlib.util.spec_from_file_location("continual_page", HERE / "bench" / "continual.py")
+    monkeypatch.syspath_prepend(HERE / "bench")
+    spec = importlib.util.spec_from_file_location("continual_bench", HERE / "bench" / "continual.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     draws, labels = np.random.default_rng(0), np.repeat(np.arange(4), 20)
@@ -34,7 +35,8 @@ def script(tmp_path, monkeypatch):
 
 
 def test_all_runs_make_a_page_once(script, monkeypatch):
-    script.make_all()
+    for share in (slice(0, None, 2), slice(1, None, 2)):
+        script.make(share)
     page = script.PAGE.read_text()
     rows = [line for line in page.splitlines() if line.startswith("| ncm |") or line.startswith("| flyprompt |")]
     assert len(rows) == 2
@@ -44,13 +46,25 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
         f"seed-{seed}.json" for seed in script.SEEDS
     ]
     monkeypatch.setattr("flyk.continual.run._play", lambda *_: pytest.fail("a run was made again"))
-    script.make_all()
+    script.make(slice(None))
     assert script.PAGE.read_text() == page
+
+
+def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
+    monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
+    monkeypatch.setattr(script, "RATES", ((0.01, 0.1), (0.05, 0.1)))
+    script.tuning(slice(None))
+    script.keep()
+    page = script.PAGE.read_text()
+    assert "## Rates, on seed 100" in page
+    assert "| | head 0.01, prompts 0.1 | head 0.05, prompts 0.1 |" in page
+    (row,) = (line for line in page.splitlines() if line.startswith("| flyprompt |"))
+    assert row.count(" / ") == 2
 
 
 def test_every_config_of_the_examples_is_sound(monkeypatch):
     paths = sorted((HERE / "examples" / "continual").glob("*/*.toml"))
-    assert len(paths) == 22
+    assert len(paths) == 35
     for path in paths:
         load_config(path)
         assert f"flyk continual run {path.relative_to(HERE).as_posix()} --seed 1" in path.read_text()
