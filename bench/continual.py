@@ -46,8 +46,20 @@ def runs() -> list[tuple[Path, int, bool]]:
     return [*images, *quick, *sorted(long, key=lambda run: run[1])]
 
 
+def restore() -> None:
+    """Puts the results kept back into the folder of runs, which a fresh clone does not have."""
+    for path in RESULTS.glob("*/**/seed-*.json"):
+        folder = (RUNS / path.relative_to(RESULTS)).with_suffix("")
+        if not folder.exists():
+            config = json.loads(path.read_text())["config"]
+            with write_whole(folder / "config.json") as part:
+                part.write_text(json.dumps(config, indent=1) + "\n")
+            shutil.copyfile(path, folder / "result.json")
+
+
 def make(share: slice) -> None:
     """Makes what is not there yet; samples and backbone are shared by the runs that name the same."""
+    restore()
     materials: dict[tuple, Material] = {}
     for path, seed, ablated in runs()[share]:
         print(path, seed, "ablation" if ablated else "", flush=True)

@@ -1,6 +1,7 @@
 """The page of results, from runs of the bench on made data."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,9 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
     ]
     monkeypatch.setattr("flyk.continual.run._play", lambda *_: pytest.fail("a run was made again"))
     script.make(slice(None))
+    assert script.PAGE.read_text() == page
+    shutil.rmtree(script.RUNS)
+    script.make(slice(None))  # from the results kept alone
     assert script.PAGE.read_text() == page
 
 
