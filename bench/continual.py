@@ -50,11 +50,12 @@ def restore() -> None:
     """Puts the results kept back into the folder of runs, which a fresh clone does not have."""
     for path in RESULTS.glob("*/**/seed-*.json"):
         folder = (RUNS / path.relative_to(RESULTS)).with_suffix("")
-        if not folder.exists():
+        if not (folder / "result.json").exists():
             config = json.loads(path.read_text())["config"]
             with write_whole(folder / "config.json") as part:
                 part.write_text(json.dumps(config, indent=1) + "\n")
-            shutil.copyfile(path, folder / "result.json")
+            with write_whole(folder / "result.json") as part:  # whole: another share may look for it
+                shutil.copyfile(path, part)
 
 
 def make(share: slice) -> None:

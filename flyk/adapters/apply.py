@@ -62,9 +62,8 @@ def apply(
     }
 
     def wrap(name: str, base: nn.Module, sizes: tuple[int, int]) -> Adapter:
-        layer = FlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
-        _linears.check_rank("r", layer.r, *sizes)  # what is saved can be loaded
-        return layer
+        _linears.check_rank("r", _check.integer("r", r, 1), *sizes)  # what is saved can be loaded
+        return FlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
 
     return wrap_all(model, target_modules, exclude_modules, wrap)
 

@@ -65,9 +65,8 @@ class FlyLoRAModel(nn.Module):
         }
 
         def wrap(name: str, base: nn.Module, sizes: tuple[int, int]) -> Adapter:
-            layer = TaskGatedFlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
-            _linears.check_rank("rank", layer.rank, *sizes)  # what is saved can be loaded
-            return layer
+            _linears.check_rank("rank", _check.integer("rank", rank, 1), *sizes)  # what is saved can be loaded
+            return TaskGatedFlyLoRALinear(*sizes, base=base, seed=_linears.layer_seed(seed, name), **options)
 
         self.base_model = wrap_all(base_model, target_modules, (), wrap)
         self.task = self.tasks[0]

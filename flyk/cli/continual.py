@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from flyk.cli.output import echo_json
+
 app = typer.Typer(
     help="Play streams to FlyPrompt and its rivals, compare runs, and take FlyPrompt apart.",
     add_completion=False,
@@ -36,7 +38,7 @@ def run(
     reports = [bench.run_config(config, out, {} if one is None else {"seed": one}) for one in seed or [None]]
     if json_:
         results = [json.loads(report.with_name("result.json").read_text(encoding="utf-8")) for report in reports]
-        typer.echo(json.dumps(results))
+        echo_json(results)
     else:
         typer.echo("\n".join(str(report) for report in reports))
 
@@ -51,7 +53,10 @@ def compare(
     from flyk.continual.compare import as_text, read_results, summarise
 
     rows = summarise(read_results(runs))
-    typer.echo(json.dumps(rows) if json_ else as_text(rows, markdown))
+    if json_:
+        echo_json(rows)
+    else:
+        typer.echo(as_text(rows, markdown))
 
 
 @app.command()
@@ -69,4 +74,7 @@ def ablate(
 
     seeds = seed or [load_config(config).seed]
     results = ablation.ablate(config, out, seeds)
-    typer.echo(json.dumps(ablation.table(results)) if json_ else ablation.as_text(results))
+    if json_:
+        echo_json(ablation.table(results))
+    else:
+        typer.echo(ablation.as_text(results))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from flyk.cli.columns import columns
+from flyk.cli.output import echo_json
 
 
 def lora(
@@ -59,7 +59,10 @@ def lora(
     except (ValueError, ModuleNotFoundError, OSError) as error:
         typer.echo(f"flyk demo lora: {error}", err=True)
         raise typer.Exit(2) from None
-    typer.echo(json.dumps(result | {"report": str(report)}) if json_ else f"{summary(result)}\n{report}")
+    if json_:
+        echo_json(result | {"report": str(report)})
+    else:
+        typer.echo(f"{summary(result)}\n{report}")
 
 
 def summary(result: dict[str, Any]) -> str:

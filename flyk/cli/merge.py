@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from flyk.cli.output import echo_json
 from flyk.nn import REAR
 
 
@@ -40,7 +40,7 @@ def merge(
     total.save(output)
     told.append(_told(output, total))
     if json_:
-        typer.echo(json.dumps(told))
+        echo_json(told)
     else:
         for one in told:
             typer.echo(f"{one['file']}: {one['rows']} rows of {one['experts']} experts")

@@ -193,7 +193,7 @@ class REAR(Router):
             _ops_check.dtype(name, tensor, (torch.int64,))
             _ops_check.shape(name, tensor, Q.shape[1])
         for name, tensor in (("G", G), ("Q", Q)):
-            if self.nonfinite != "ignore" and not tensor.sum().isfinite():
+            if self.nonfinite != "ignore" and not tensor.isfinite().all():
                 raise ValueError(f"{name} must be finite, got NaN or inf in it")
         self._replace(statistics)
         self._filled = 0
