@@ -2,15 +2,14 @@
 
     FLYK_DATA=... python bench/continual.py
 
-A run that was cut goes on where it was, so the script can be stopped and started at will. `--tune` compares rates of
-the methods with prompts on a seed of its own, `--page` makes the page alone, of the results that are there, and
-`--share 0/2` and `--share 1/2` are for two processes at once, each with half of the runs.
+A run that was cut goes on where it was, so the script can be stopped and started at will. `--tune caltech-whole`
+compares rates for the configs of that folder on a seed of its own, `--page` makes the page alone, of the results that
+are there, and `--share 0/2` and `--share 1/2` are for two processes at once, each with half of the runs.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import shutil
 from pathlib import Path
@@ -22,6 +21,7 @@ from flyk.continual import ablate
 from flyk.continual.bench import run_config
 from flyk.continual.config import load_config
 from flyk.continual.material import Material, load_material
+from flyk.continual.run import run
 
 CONFIGS = Path("examples/continual")
 RUNS = Path("runs")
@@ -33,7 +33,8 @@ ABLATED = CONFIGS / "caltech" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("method", "seed", "learning_rate", "prompt_rate")
-RATES = ((1e-3, 3e-3), (1e-3, 1e-2), (3e-3, 1e-2))  # of the head and of the prompts
+HEAD_RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # of the head alone, on features
+PROMPT_RATES = (1e-2, 3e-3, 1e-3)  # beside the config's rate of the head
 
 
 def runs() -> list[tuple[Path, int, bool]]:
@@ -76,23 +77,33 @@ def make(share: slice) -> None:
         keep()
 
 
-def tuning(share: slice) -> None:
-    """Runs each method with prompts under each pair of rates."""
+def tuning(folder: str, share: slice) -> None:
+    """Runs the head alone under each rate, and methods with prompts under each rate of theirs until it gets worse."""
+    trials = {"sequential-masked": [{"learning_rate": rate} for rate in HEAD_RATES]}
+    trials |= {name: [{"prompt_rate": rate} for rate in PROMPT_RATES] for name in PROMPTED[:-1]}
     material = None
-    for name, rates in list(itertools.product(PROMPTED[:-1], RATES))[share]:
-        path, out = ABLATED.with_stem(name), RUNS / "tuning" / "{:g}-{:g}".format(*rates)
-        changes = {"seed": TUNING_SEED, "learning_rate": rates[0], "prompt_rate": rates[1]}
-        material = material or load_material(load_config(path, **changes))
-        print(run_config(path, out, changes, material=material), flush=True)
+    for name in list(trials)[share]:
+        path, best = CONFIGS / folder / f"{name}.toml", 0.0
+        for changes in trials[name]:
+            out = RUNS / "tuning" / folder / "-".join(f"{rate:g}" for rate in changes.values())
+            config = load_config(path, **changes, seed=TUNING_SEED)
+            material = material or load_material(config, progress=True)
+            measures = run(config, out / name / f"seed-{TUNING_SEED}", material)["measures"]
+            reached = measures["a_auc"] + measures["a_last"]
+            print(name, changes, reached, flush=True)
+            if name in PROMPTED and reached < best:
+                break
+            best = reached
 
 
 def keep_tuning() -> None:
-    """Keeps the accuracies under each pair of rates."""
-    rows = []
-    for path in sorted((RUNS / "tuning").glob("**/result.json")):
+    """Keeps the accuracies under each pair of rates, beside those already kept."""
+    rows = json.loads(TUNING.read_text()) if TUNING.exists() else []
+    for path in sorted((RUNS / "tuning").glob("*/*/*/*/result.json")):
         result = json.loads(path.read_text())
-        settings = {key: result["config"][key] for key in TUNED}
-        rows.append(settings | {key: result["measures"][key] for key in ("a_auc", "a_last")})
+        row = {"stream": path.relative_to(RUNS / "tuning").parts[0]} | {key: result["config"][key] for key in TUNED}
+        rows = [one for one in rows if any(one[key] != value for key, value in row.items())]
+        rows.append(row | {key: result["measures"][key] for key in ("a_auc", "a_last")})
     if rows:
         with write_whole(TUNING) as part:
             part.write_text(json.dumps(rows, indent=1) + "\n")
@@ -115,13 +126,16 @@ def keep() -> None:
 
 def main() -> None:
     options = argparse.ArgumentParser()
-    options.add_argument("--tune", action="store_true")
+    options.add_argument("--tune", metavar="FOLDER")
     options.add_argument("--page", action="store_true")
     options.add_argument("--share", default="0/1")
     given = options.parse_args()
     first, step = map(int, given.share.split("/"))
-    if not given.page:
-        (tuning if given.tune else make)(slice(first, None, step))
+    share = slice(first, None, step)
+    if given.tune:
+        tuning(given.tune, share)
+    elif not given.page:
+        make(share)
     keep()
 
 

@@ -63,7 +63,9 @@ def page(folder: Path) -> str:
             lines += ["", f"### {part.name}: FlyPrompt in parts", "", *parts(ablation)]
     tuning = folder / "tuning.json"
     if tuning.exists():
-        lines += ["", *rates(json.loads(tuning.read_text()))]
+        rows = json.loads(tuning.read_text())
+        for stream in sorted({row["stream"] for row in rows}):
+            lines += ["", *rates(stream, [row for row in rows if row["stream"] == stream])]
     return "\n".join(lines) + "\n"
 
 
@@ -98,16 +100,16 @@ def parts(results: dict[str, list[dict]]) -> list[str]:
     return lines
 
 
-def rates(rows: list[dict]) -> list[str]:
+def rates(stream: str, rows: list[dict]) -> list[str]:
     """What was compared to choose the rates: A_auc / A_last, a column for each pair."""
-    pairs = sorted({(row["learning_rate"], row["prompt_rate"]) for row in rows})
+    pairs = sorted({(row["learning_rate"], row["prompt_rate"]) for row in rows}, key=lambda pair: (pair[1] or 0, pair))
     found = {(row["method"], row["learning_rate"], row["prompt_rate"]): row for row in rows}
     lines = [
-        f"## Rates, on seed {rows[0]['seed']}",
+        f"## {stream}: rates, on seed {rows[0]['seed']}",
         "",
         "A_auc / A_last in %.",
         "",
-        "| |" + "".join(f" head {head:g}, prompts {prompt:g} |" for head, prompt in pairs),
+        f"| | {' | '.join(map(pair_name, pairs))} |",
         "|---|" + "--:|" * len(pairs),
     ]
     for name in sorted({row["method"] for row in rows}):
@@ -115,6 +117,12 @@ def rates(rows: list[dict]) -> list[str]:
         told = [both(None if one is None else (100 * one["a_auc"], 100 * one["a_last"])) for one in cells]
         lines.append(f"| {name} | {' | '.join(told)} |")
     return lines
+
+
+def pair_name(pair: tuple[float, float | None]) -> str:
+    """The rates of a head and of prompts, None where there are none."""
+    head, prompts = pair
+    return f"head {head:g}" if prompts is None else f"head {head:g}, prompts {prompts:g}"
 
 
 def both(pair: tuple[float, float] | None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -35,12 +34,11 @@ def run(
     """
     from flyk.continual import bench
 
-    reports = [bench.run_config(config, out, {} if one is None else {"seed": one}) for one in seed or [None]]
+    done = [bench.run_config(config, out, {} if one is None else {"seed": one}) for one in seed or [None]]
     if json_:
-        results = [json.loads(report.with_name("result.json").read_text(encoding="utf-8")) for report in reports]
-        echo_json(results)
+        echo_json([result for result, _ in done])
     else:
-        typer.echo("\n".join(str(report) for report in reports))
+        typer.echo("\n".join(str(report) for _, report in done))
 
 
 @app.command()

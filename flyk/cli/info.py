@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json as json_module
 from typing import Annotated, Any
 
 import torch
@@ -12,6 +11,7 @@ import typer
 from flyk import backends, ops
 from flyk.bench._machine import machine
 from flyk.cli.columns import columns
+from flyk.cli.output import echo_json
 
 
 def info(json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False) -> None:
@@ -23,7 +23,10 @@ def info(json: Annotated[bool, typer.Option("--json", help="The same as JSON.")]
       flyk info --json
     """
     found = collect()
-    typer.echo(json_module.dumps(found, indent=2) if json else text(found))
+    if json:
+        echo_json(found)
+    else:
+        typer.echo(text(found))
 
 
 def collect() -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import json as json_module
 from typing import Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ from tqdm import tqdm
 
 from flyk import tuning
 from flyk.cli.columns import columns
+from flyk.cli.output import echo_json
 
 HEAD = ("kernel", "dtype", "architecture", "configuration", "registers", "spills", "shared")
 
@@ -39,7 +39,7 @@ def kernels(
             raise ValueError(f"--architecture must be among {', '.join(tuning.GPUS)}, got {name!r}")
     found = collect(chosen)
     if json:
-        typer.echo(json_module.dumps(found, indent=2))
+        echo_json(found)
         return
     typer.echo(columns([HEAD, *([_cell(row[name]) for name in HEAD] for row in found)], right=(4, 5, 6)))
 

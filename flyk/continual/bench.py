@@ -15,10 +15,10 @@ from flyk.continual.run_report import write_run_report
 
 def run_config(
     path: Path, out: Path, changes: Mapping[str, Any], *, progress: bool = True, material: Material | None = None
-) -> Path:
-    """Runs a config, with some keys set otherwise, in <out>/<its name>/seed-<seed>, and returns the report's path."""
+) -> tuple[dict[str, Any], Path]:
+    """Runs a config, with some keys set otherwise, in <out>/<its name>/seed-<seed>: the result, its report's path."""
     config = load_config(path, **changes)
     need_matplotlib()  # said before the work, not after it
     folder = out / path.stem / f"seed-{config.seed}"
     result = run(config, folder, material, progress=progress)
-    return write_run_report(result, path.stem, folder)
+    return result, write_run_report(result, path.stem, folder)

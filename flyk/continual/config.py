@@ -12,7 +12,7 @@ from typing import Any
 
 from flyk._packages import need
 from flyk.continual.batch import AUGMENTATIONS
-from flyk.continual.methods import METHODS, check_options
+from flyk.continual.methods import METHODS, check_options, is_number, is_whole
 
 BACKBONES = ("vit-s", "efficientnet", "minilm", "none")
 STREAMS = ("si-blurry", "class", "domain", "joint")
@@ -99,7 +99,7 @@ class Config:
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
+            if not is_whole(value) or value < low:
                 raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
@@ -108,16 +108,21 @@ class Config:
             if not isinstance(getattr(self, name), bool):
                 raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
         for name in ("n", "m"):
-            if not _number(getattr(self, name), 0, 100):
-                raise ValueError(f"{name} must be a percentage from 0 to 100, got {getattr(self, name)!r}")
+            value = getattr(self, name)
+            if not is_number(value) or not 0 <= value <= 100:
+                raise ValueError(f"{name} must be a percentage from 0 to 100, got {value!r}")
         for name in ("learning_rate", "prompt_rate"):
             value = getattr(self, name)
-            if not (value is None and name in optional) and (not _number(value, 0, math.inf) or value == 0):
+            if not (value is None and name in optional) and not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         for name in ("data", "repair"):
             value = getattr(self, name)
             if not ((isinstance(value, str) and value) or (value is None and name in optional)):
                 raise ValueError(f"{name} must be a name or path, got {value!r}")
+        if self.passes > 1 and self.stream != "joint":
+            raise ValueError(f"passes must be 1 but for the stream joint, got {self.passes} with {self.stream}")
+        if self.repair is not None and self.backbone != "vit-s":
+            raise ValueError(f"repair must be left out but for the backbone vit-s, got it with {self.backbone}")
         if not isinstance(self.options, Mapping):
             raise ValueError(f"options must be a table, got {self.options!r}")
         check_options(self.method, self.options)
@@ -156,7 +161,3 @@ def make_config(settings: Mapping[str, Any], where: str) -> Config:
         return Config(**settings)
     except ValueError as error:
         raise ValueError(f"config: {where}: {error}") from error
-
-
-def _number(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and low <= value <= high and value < math.inf

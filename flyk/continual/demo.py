@@ -59,14 +59,8 @@ def run(settings: Settings) -> dict[str, Any]:
     begin = time.perf_counter()
     data = _load(settings)
     loaded = time.perf_counter()
-    stream = SiBlurryStream(
-        data.train_labels.numpy(),
-        settings.tasks,
-        n=settings.n,
-        m=settings.m,
-        random_cuts=settings.random_cuts,
-        seed=settings.seed,
-    )
+    options = {name: getattr(settings, name) for name in ("n", "m", "random_cuts", "seed")}
+    stream = SiBlurryStream(data.train_labels.numpy(), settings.tasks, **options)
     h = data.train[next(indices for _, indices in stream.batches(settings.batch_size))]
     ridge = scales.ridge(h, settings.expansion) if settings.ridge is None else settings.ridge
     rear = _rear(settings, data, data.num_classes, ridge)
@@ -79,7 +73,21 @@ def run(settings: Settings) -> dict[str, Any]:
     bounded = time.perf_counter()
     order = _order_freedom(rear, _rear(settings, data, data.num_classes, ridge), data, settings)
     end = time.perf_counter()
+    seconds = {
+        "features": loaded - begin,
+        "learning": record.update_seconds,
+        "testing": record.test_seconds,
+        "stream in all": played - loaded,
+        "ceiling": bounded - played,
+        "order check": end - bounded,
+        "in all": end - begin,
+    }
+    measured = {"ridge": ridge, **_measured(record, ceiling, stream), "order_freedom": order, "seconds": seconds}
+    return {**_circumstances(settings, data, stream, record.counts), **measured, "peak_memory_mib": peak_memory_mib()}
 
+
+def _circumstances(settings: Settings, data: FeatureSet, stream: SiBlurryStream, counts: np.ndarray) -> dict[str, Any]:
+    """What was run, where and on what."""
     return {
         "command": command(settings),
         "settings": asdict(settings),
@@ -93,8 +101,13 @@ def run(settings: Settings) -> dict[str, Any]:
             "test": len(data.test),
             "features_from_cache": data.from_cache,
         },
-        "stream": _describe(stream, data, record.counts),
-        "ridge": ridge,
+        "stream": _describe(stream, data, counts),
+    }
+
+
+def _measured(record: player.Record, ceiling: float, stream: SiBlurryStream) -> dict[str, Any]:
+    """The tests, and what follows from them for each learner."""
+    return {
         "tests": {
             "samples": record.samples,
             "task": record.task,
@@ -104,21 +117,10 @@ def run(settings: Settings) -> dict[str, Any]:
             "accuracy": record.accuracy,
             "routing": record.routing,
         },
-        "measures": {name: record.measures(name) for name in learners},
-        "final": {name: record.accuracy[name][-1] for name in learners} | {CEILING_NAME: ceiling},
+        "measures": {name: record.measures(name) for name in record.accuracy},
+        "final": {name: accuracies[-1] for name, accuracies in record.accuracy.items()} | {CEILING_NAME: ceiling},
         "gap_to_ceiling": record.accuracy[REAR_NAME][-1] - ceiling,
         "routing": {"final": record.routing[-1], "chance": 1 / sum(len(task) > 0 for task in stream.tasks)},
-        "order_freedom": order,
-        "seconds": {
-            "features": loaded - begin,
-            "learning": record.update_seconds,
-            "testing": record.test_seconds,
-            "stream in all": played - loaded,
-            "ceiling": bounded - played,
-            "order check": end - bounded,
-            "in all": end - begin,
-        },
-        "peak_memory_mib": peak_memory_mib(),
     }
 
 

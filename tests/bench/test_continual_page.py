@@ -27,8 +27,9 @@ def script(tmp_path, monkeypatch):
     folder.mkdir(parents=True)
     base = 'data = "blobs.npz"\nbackbone = "none"\naugment = "none"\ntasks = 2\nbatch_size = 10\neval_every = 20\n'
     (folder / "ncm.toml").write_text(f'method = "ncm"\n{base}')
+    (folder / "sequential-masked.toml").write_text(f'method = "sequential"\n{base}learning_rate = 0.01\n')
     options = "[options]\nprompt_length = 0\nexpansion = 32\nridge = 1.0\n"
-    (folder / "flyprompt.toml").write_text(f'method = "flyprompt"\n{base}{options}')
+    (folder / "flyprompt.toml").write_text(f'method = "flyprompt"\n{base}learning_rate = 0.01\n{options}')
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ablate, "EXPANSIONS", (16, 32))
     monkeypatch.setattr(ablate, "TRAINED", {"all": {}})
@@ -56,19 +57,35 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
 
 def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
     monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
-    monkeypatch.setattr(script, "RATES", ((0.01, 0.1), (0.05, 0.1)))
-    script.tuning(slice(None))
-    script.keep()
+    monkeypatch.setattr(script, "HEAD_RATES", (0.01, 0.05))
+    monkeypatch.setattr(script, "PROMPT_RATES", (0.1, 0.2))
+    for share in (slice(0, None, 2), slice(1, None, 2)):
+        script.tuning("caltech", share)
+        script.keep()
     page = script.PAGE.read_text()
-    assert "## Rates, on seed 100" in page
-    assert "| | head 0.01, prompts 0.1 | head 0.05, prompts 0.1 |" in page
-    (row,) = (line for line in page.splitlines() if line.startswith("| flyprompt |"))
-    assert row.count(" / ") == 2
+    assert "## caltech: rates, on seed 100" in page
+    assert "| | head 0.01 | head 0.05 | head 0.01, prompts 0.1 | head 0.01, prompts 0.2 |" in page
+    table = page.split("## caltech: rates")[1].splitlines()
+    (head,) = (line for line in table if line.startswith("| sequential |"))
+    assert head.count(" / ") == 2
+    (method,) = (line for line in table if line.startswith("| flyprompt |"))
+    assert method.count(" / ") == 2
+    shutil.rmtree(script.RUNS)
+    script.keep()  # what a clone has without its runs
+    assert script.PAGE.read_text() == page
+
+
+def test_a_method_is_not_tried_at_lower_rates_once_it_got_worse(script, monkeypatch):
+    monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
+    reached = iter((0.5, 0.4))
+    monkeypatch.setattr(script, "run", lambda *_: {"measures": {"a_auc": next(reached), "a_last": 0.0}})
+    script.tuning("caltech", slice(1, None, 2))
+    assert next(reached, None) is None
 
 
 def test_every_config_of_the_examples_is_sound(monkeypatch):
     paths = sorted((HERE / "examples" / "continual").glob("*/*.toml"))
-    assert len(paths) == 35
+    assert len(paths) == 46
     for path in paths:
         load_config(path)
         assert f"flyk continual run {path.relative_to(HERE).as_posix()} --seed 1" in path.read_text()

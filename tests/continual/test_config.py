@@ -29,6 +29,8 @@ GOOD = {"method": "flyprompt", "data": "x.npz"}
         ({"tasks": True}, "tasks must be a whole number of at least 1, got True"),
         ({"tasks": "10"}, "tasks must be"),
         ({"passes": 0}, "passes must be"),
+        ({"passes": 2}, "passes must be 1 but for the stream joint, got 2 with si-blurry"),
+        ({"repair": "r", "backbone": "none"}, "repair must be left out but for the backbone vit-s, got it with none"),
         ({"batch_size": 0}, "batch_size must be"),
         ({"online_iter": 0}, "online_iter must be"),
         ({"eval_every": -1}, "eval_every must be a whole number of at least 1, got -1"),

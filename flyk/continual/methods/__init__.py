@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 from flyk.continual.methods.base import Method, Prediction, Setting
 
@@ -22,18 +22,28 @@ METHODS = {
     "misa": "MISA",
 }
 
-__all__ = ["METHODS", "Method", "Prediction", "Setting", "check_options", "make_method"]
+__all__ = ["METHODS", "Method", "Prediction", "Setting", "check_options", "is_number", "is_whole", "make_method"]
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """A whole number, which true and false are not."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """A number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 # What TOML may give for an option that is annotated so: its words, and whether a value is that.
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
-    "int": ("a whole number", lambda value: isinstance(value, int) and not isinstance(value, bool)),
-    "float": ("a number", lambda value: isinstance(value, (int, float)) and not isinstance(value, bool)),
+    "int": ("a whole number", is_whole),
+    "float": ("a number", is_number),
     "str": ("a string", lambda value: isinstance(value, str)),
     "Sequence[float]": (
         "a list of numbers",
-        lambda value: isinstance(value, (list, tuple)) and all(map(KINDS["float"][1], value)),
+        lambda value: isinstance(value, (list, tuple)) and all(map(is_number, value)),
     ),
 }
 
