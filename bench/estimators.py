@@ -180,10 +180,9 @@ def peak(data: str, name: str) -> int:
 
 def keep(found: dict[str, Any]) -> Path:
     """Put a measurement into the file of this machine and day, in place of an earlier one of the same pair."""
-    from flyk.bench._machine import machine
+    from flyk._machine import machine
 
-    about = machine()
-    about["command"] = "python bench/estimators.py"
+    about = machine() | {"command": "python bench/estimators.py"}
     path = RESULTS / f"x86_64-{about['date'][:10]}.json"
     measured = json.loads(path.read_text())["measured"] if path.exists() else []
     measured = [m for m in measured if (m["data"], m["model"]) != (found["data"], found["model"])] + [found]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flyk._files import write_whole
-from flyk.bench._machine import machine
+from flyk._machine import machine
 from flyk.continual.batch import Batch, Part
 from flyk.continual.methods import Setting
 from flyk.continual.methods.flyprompt import FlyPrompt

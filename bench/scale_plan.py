@@ -26,9 +26,10 @@ from roofline import GPUS
 
 from flyk import distributed
 from flyk._files import write_whole
+from flyk._machine import machine
 from flyk._memory import text
 from flyk._triangle import pack, rows, unpack_
-from flyk.bench._machine import Ceilings, ceilings, machine
+from flyk.bench._ceilings import Ceilings, ceilings
 from flyk.nn import REAR
 from flyk.nn._resolve import times
 from flyk.ops.ridge_solve import factor, substitute

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from flyk._files import write_whole
-from flyk.bench._machine import machine
+from flyk._machine import machine
 from flyk.nn import KernelREAR, plan_rear
 
 ROWS, TESTED, FEATURES, CLASSES, EXPANSION, RIDGE = 20000, 1000, 768, 100, 100000, 1e4

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.ops.make_projection_ import make_projection_
 
 Inputs = dict[str, Any]

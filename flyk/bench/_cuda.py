@@ -17,7 +17,7 @@ from torch import Tensor
 from flyk import backends
 from flyk.bench import _measure
 from flyk.bench._case import Case, Inputs
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.bench._measure import Rival, bind, gradients
 
 SIZES = tuple(2**n for n in range(20, 33, 2))  # bytes moved by a copy
@@ -162,7 +162,7 @@ def best(calls: list[Callable[[], Any]], least: int = 8) -> float:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """What of `flyk.bench._machine.machine` is otherwise on a GPU, and what figures on one depend on besides."""
+    """What of `flyk._machine.machine` is otherwise on a GPU, and what figures on one depend on besides."""
     about = torch.cuda.get_device_properties(device)
     live = [name for name in backends.BACKENDS if name != "cpu" and name not in backends.missing]
     return {

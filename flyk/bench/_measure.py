@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 from flyk import ops, reference
 from flyk.bench._case import Case, Inputs
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 
 RIVALS = ("published", "eager", "compiled", "flyk")
 INPUTS = 4  # sets of inputs, by different seeds, that the rounds go through ...

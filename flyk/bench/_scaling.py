@@ -12,7 +12,7 @@ import torch
 
 from flyk.bench import modules
 from flyk.bench._case import Case
-from flyk.bench._machine import Ceilings, ceilings
+from flyk.bench._ceilings import Ceilings, ceilings
 from flyk.bench._measure import check, input_sets, rivals_of, time_on_cpu
 
 RIVALS = ("eager", "flyk")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -88,7 +89,7 @@ def run_speed(
 ) -> bool:
     """Time every case; True where one is wrong."""
     from flyk.bench import _cuda, cases
-    from flyk.bench._machine import ceilings
+    from flyk.bench._ceilings import ceilings
     from flyk.bench._measure import measure
 
     begin, chosen, about = time.monotonic(), cases(operators, quick=quick), _about(quick)
@@ -169,9 +170,9 @@ def run_tune(operators: list[str], quick: bool, json: Path | None, plot: Path | 
 
 def _about(quick: bool) -> dict[str, Any]:
     """What every result begins with."""
-    from flyk.bench._machine import machine
+    from flyk._machine import machine
 
-    return {"machine": machine(), "quick": quick}
+    return {"machine": machine() | {"command": " ".join(["flyk", *sys.argv[1:]])}, "quick": quick}
 
 
 def _progress(items: Iterable[Any], unit: str) -> Iterable[Any]:

@@ -9,7 +9,7 @@ import torch
 import typer
 
 from flyk import backends, ops
-from flyk.bench._machine import machine
+from flyk._machine import machine
 from flyk.cli.columns import columns
 from flyk.cli.output import echo_json
 

@@ -18,8 +18,8 @@ def merge(
 ) -> None:
     """Add up the statistics of REAR routers, each of rows of its own.
 
-    All must be of one seed, kind and ridge, and of the same expansion; the largest number of experts is kept. Whether
-    two files hold the same rows nothing in them can tell.
+    All must be of one seed, kind and ridge, and of the same expansion; the largest number of experts is kept. The
+    output may take the place of one of the files. Whether two files hold the same rows nothing in them can tell.
 
     \b
     Examples:
@@ -28,6 +28,10 @@ def merge(
     """
     if len(files) < 2:
         raise ValueError(f"merge needs two files or more, got {len(files)}")
+    given = [path.resolve() for path in files]
+    for path, place in zip(files, given, strict=True):
+        if given.count(place) > 1:
+            raise ValueError(f"merge needs each file once, else its rows count twice; got {path} more than once")
     told, total = [], None
     for path in files:
         router = REAR.load(path)

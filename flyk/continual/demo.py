@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from flyk._machine import machine, peak_memory_mib, versions
 from flyk.continual import play as player
 from flyk.continual import scales
 from flyk.continual.data import FeatureSet, features_from_file, features_from_images
 from flyk.continual.learners import Learner, RearClassifier, RoutedTE2
-from flyk.continual.machine import describe_machine, peak_memory_mib, versions
 from flyk.continual.metrics import accuracy
 from flyk.continual.rivals import LinearSGD, NearestClassMean, batch_ridge, expand
 from flyk.continual.streams import Draws, SiBlurryStream
@@ -91,7 +91,7 @@ def _circumstances(settings: Settings, data: FeatureSet, stream: SiBlurryStream,
     return {
         "command": command(settings),
         "settings": asdict(settings),
-        "machine": describe_machine(settings.device),
+        "machine": machine() | _gpu(settings.device),
         "versions": versions(),
         "data": {
             "source": data.source,
@@ -132,6 +132,10 @@ def command(settings: Settings) -> str:
         if value != option.default:
             words += ["--" + option.name.replace("_", "-")] + ([] if value is True else [str(value)])
     return shlex.join(words)
+
+
+def _gpu(device: str) -> dict[str, str]:
+    return {"gpu": torch.cuda.get_device_name(device)} if torch.device(device).type == "cuda" else {}
 
 
 def _check_device(device: str) -> None:

@@ -16,12 +16,12 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flyk._files import write_whole
+from flyk._machine import machine, peak_memory_mib, versions
 from flyk._page import finite
 from flyk.continual import metrics
 from flyk.continual.analysis import analyse
 from flyk.continual.batch import Batch
 from flyk.continual.config import Config
-from flyk.continual.machine import describe_machine, peak_memory_mib, versions
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods import Method, Setting, make_method
 from flyk.continual.streams import (
@@ -114,7 +114,7 @@ def run(
             method.close()
     result = {
         "config": asdict(config),
-        "machine": describe_machine("cpu"),
+        "machine": machine(),
         "versions": versions(),
         "data": {
             "source": material.source,

@@ -8,7 +8,7 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, strided
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
@@ -49,8 +49,10 @@ def items(name: str, value: Any) -> tuple[Any, ...]:
 
 
 def features(name: str, tensor: Tensor, wanted: int) -> None:
-    """The last dimension of `tensor` is of this size. A sparse matrix cannot tell: it reads the columns it names."""
+    """A dense `tensor` whose last dimension is of this size. A sparse A cannot tell: it reads the columns it names."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
+    if tensor.layout != strided:
+        raise TypeError(f"{name} must be a dense tensor, got {str(tensor.layout).removeprefix('torch.')}")
     if tensor.dim() == 0 or tensor.shape[-1] != wanted:
         raise ValueError(f"{name} must have {wanted} features in its last dimension, got shape {tuple(tensor.shape)}")

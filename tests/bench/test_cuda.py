@@ -15,7 +15,7 @@ import torch
 from typer.testing import CliRunner
 
 from flyk.bench import _cuda, cases, ema_, winner_take_all
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.bench._measure import RIVALS, check, input_sets, measure, rivals_of
 from flyk.cli import app
 

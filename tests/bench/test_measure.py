@@ -13,7 +13,7 @@ import torch
 
 from flyk import ops
 from flyk.bench import Case, ema_, gram_
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.bench._measure import RIVALS, compiled, error, input_sets, measure
 
 LIMITS = Ceilings({2**20: 1e10}, 1e11)

@@ -10,7 +10,7 @@ import torch
 
 from flyk import ops
 from flyk.bench import ema_, modules
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.bench._scaling import Curve, chosen, draw, measured
 
 LIMITS = {1: Ceilings({2**20: 1e10}, 1e11), 2: Ceilings({2**20: 2e10}, 2e11)}

@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from flyk import backends, ops
 from flyk.bench import ema_, expand_gram_, gram_, project
-from flyk.bench._machine import Ceilings
+from flyk.bench._ceilings import Ceilings
 from flyk.bench._measure import RIVALS
 from flyk.bench._scaling import Curve
 from flyk.bench._tune import Crossover
@@ -29,7 +29,7 @@ runner = CliRunner()
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr("flyk.bench._machine.ceilings", lambda: Ceilings({2**18: 5e10, 2**28: 1e10}, 1e11))
+    monkeypatch.setattr("flyk.bench._ceilings.ceilings", lambda: Ceilings({2**18: 5e10, 2**28: 1e10}, 1e11))
     monkeypatch.setattr(ema_, "QUICK", (ema_.case(3, 5),))
     monkeypatch.setattr(gram_, "QUICK", (gram_.case(128, 9, share=2, uncompiled="left out here"),))
     monkeypatch.setattr(project, "QUICK", (project.case(5, 12, 9, 3),))
@@ -44,6 +44,7 @@ def test_table_json_and_chart(tmp_path: Path) -> None:
     found = json.loads(Path(files[0]).read_text())
     assert found["quick"] is True
     assert found["machine"]["torch"] == torch.__version__
+    assert found["machine"]["command"].startswith("flyk ")
     assert found["ceilings"]["flop_per_second"] == 1e11
     assert [case["op"] for case in found["cases"]] == ["ema_", "gram_", "project"]
     for case in found["cases"]:

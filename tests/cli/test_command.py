@@ -89,7 +89,7 @@ def test_faults_of_flyk_itself_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -
     ],
 )
 def test_bench_refuses_before_it_runs(monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str) -> None:
-    monkeypatch.setattr("flyk.bench._machine.ceilings", lambda: pytest.fail("the run had begun"))
+    monkeypatch.setattr("flyk.bench._ceilings.ceilings", lambda: pytest.fail("the run had begun"))
     result = runner.invoke(app, ["bench", *arguments])
     assert result.exit_code == 2
     assert result.output.startswith("flyk bench: ")

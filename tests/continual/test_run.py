@@ -46,7 +46,7 @@ def features():
 
 
 def numbers(result):
-    return {key: value for key, value in result.items() if key not in ("seconds", "peak_memory_mib")}
+    return {key: value for key, value in result.items() if key not in ("seconds", "peak_memory_mib", "machine")}
 
 
 class CutError(Exception):

@@ -91,6 +91,8 @@ CASES = [
         r"sparsity must leave .* two experts .* got 0.8",
     ),
     (lambda: gated(base=nn.Linear(8, 5)), ValueError, r"base must have out_features 4, got 5"),
+    (lambda: fly()(F(2, 8).to_sparse()), TypeError, r"x must be a dense tensor, got sparse_coo"),
+    (lambda: rear().update(F(2, 8).to_sparse(), 0), TypeError, r"h must be a dense tensor, got sparse_coo"),
     (lambda: gated()(F(2, 9)), ValueError, r"x must have 8 features in its last dimension, got shape \(2, 9\)"),
     (lambda: gated().set_task(1), ValueError, r"task must be from 0 to 0, got 1"),
     (lambda: gated().set_task("one"), TypeError, r"task must be an int, got str"),

@@ -93,6 +93,9 @@ def test_merge_refuses_one_file_and_files_of_another_kind(tmp_path):
     fed(*stream()).save(tmp_path / "a.safetensors")
     done = run(tmp_path / "a.safetensors", "-o", tmp_path / "c.safetensors")
     assert (done.exit_code, done.output) == (2, "flyk merge: merge needs two files or more, got 1\n")
+    done = run(tmp_path / "a.safetensors", tmp_path / "." / "a.safetensors", "-o", tmp_path / "c.safetensors")
+    assert done.exit_code == 2
+    assert "merge needs each file once, else its rows count twice" in done.output
     checkpoint.save(tmp_path / "b.safetensors", {"step": 1})
     done = run(tmp_path / "a.safetensors", tmp_path / "b.safetensors", "-o", tmp_path / "c.safetensors")
     assert done.exit_code == 2

@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from flyk._machine import machine
 from flyk.adapters.demo import cost, network, tasks
 from flyk.adapters.demo.methods import METHODS, TARGETS, Method, adapt, after_step, inner, merged, save
 from flyk.adapters.demo.units import Units
-from flyk.bench._machine import machine
 from flyk.nn import _check
 
 SEARCHED = ("trec6", "arc_easy")  # tasks on which rates are compared: one of labels, one of own answers

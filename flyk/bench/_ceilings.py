@@ -1,12 +1,7 @@
-"""The machine that a benchmark ran on, and how fast it copies and multiplies at best."""
+"""How fast the machine copies and multiplies at best."""
 
 from __future__ import annotations
 
-import datetime
-import importlib
-import os
-import platform
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -50,37 +45,3 @@ def _best(call: Callable[[], Any], seconds: float = 0.1, least: int = 5) -> floa
         call()
         times.append(time.perf_counter() - start)
     return min(times)
-
-
-def machine() -> dict[str, Any]:
-    """What a reader needs to know of where figures come from."""
-    import flyk
-    from flyk import backends
-
-    if "cpu" in backends.missing:
-        kernels = f"none ({backends.missing['cpu']})"
-    else:
-        kernels = importlib.import_module("flyk._C").isa()
-    return {
-        "flyk": flyk.__version__,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "processor": processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "kernels": kernels,
-        "load": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
-        "command": " ".join(["flyk", *sys.argv[1:]]),
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-    }
-
-
-def processor() -> str:
-    """The processor's name, as far as the system tells it."""
-    try:
-        with open("/proc/cpuinfo") as info:
-            names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.processor() or "unknown"
