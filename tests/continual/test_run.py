@@ -87,6 +87,29 @@ def test_every_method_learns_what_it_is_shown_often(method, images, tmp_path):
     assert result["measures"]["a_last"] > 0.5
 
 
+def kept_bytes(state):
+    """What a state holds, at any depth."""
+    if isinstance(state, torch.Tensor):
+        return state.nbytes
+    inner = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
+    return sum(map(kept_bytes, inner))
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "ranpac"])  # it keeps a fifth, see its docs
+def test_a_longer_stream_takes_no_more_memory(method, images, tmp_path, monkeypatch):
+    sizes, save = [], runner._save
+
+    def weigh(folder, step, record, learner, draws):
+        sizes.append(kept_bytes(learner.state_dict()))
+        save(folder, step, record, learner, draws)
+
+    monkeypatch.setattr(runner, "_save", weigh)
+    run(config(method, stream="joint", passes=2, augment="none"), tmp_path, images)
+    assert len(sizes) > 2
+    assert sizes == [sizes[0]] * len(sizes)
+    assert sizes[0] > 0
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path

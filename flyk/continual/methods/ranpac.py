@@ -23,9 +23,10 @@ class RanPAC(Method):
     """Ridge regression onto classes over a random ReLU expansion (McDonnell et al., NeurIPS 2023, arXiv 2307.02251).
 
     The ridge is chosen among `ridges` by the accuracy on a fifth of the samples seen so far, which then count again
-    in the solution. The published code holds out the last fifth of a task, which on data in order of class picks the
-    edge of the grid; here a hash of the sample's number decides. The paper's first phase, adapters trained on the
-    first task, is left out: the features are the frozen backbone's, without adapters or prompts.
+    in the solution; their features are kept, so its memory grows with the stream. The published code holds out the
+    last fifth of a task, which on data in order of class picks the edge of the grid; here a hash of the sample's
+    number decides. The paper's first phase, adapters trained on the first task, is left out: the features are the
+    frozen backbone's, without adapters or prompts.
 
     Args:
         expansion, sparse, winners: of the expansion; see ridge_router. The paper's is dense, and all entries count.
