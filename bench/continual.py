@@ -28,6 +28,7 @@ RUNS = Path("runs")
 RESULTS = Path("docs/results/continual")
 PAGE = Path("docs/results/continual.md")
 SEEDS = (1, 2, 3)
+IMAGES = ("caltech", "caltech-whole")
 PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")
 ABLATED = CONFIGS / "caltech-whole" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
@@ -38,13 +39,11 @@ PROMPT_RATES = (1e-2, 3e-3, 1e-3, 3e-4)  # beside the config's rate of the head;
 
 
 def runs() -> list[tuple[Path, int, bool]]:
-    """(config, seed, whether it is ablated): prompts on some images, what takes seconds, then what takes long."""
+    """(config, seed, whether it is ablated): what takes seconds, then prompts, then FlyPrompt in parts."""
     each = [(path, seed, False) for seed in SEEDS for path in sorted(CONFIGS.glob("*/*.toml"))]
-    images = [run for run in each if run[0].parent == ABLATED.parent and run[0].stem in PROMPTED]
-    large = [run for run in each if run[0].stem == "flyprompt-prompts" or run[0].parent.name == "caltech-whole"]
-    quick = [run for run in each if run not in images and run not in large]
-    long = [(ABLATED, seed, True) for seed in SEEDS] + large
-    return [*images, *quick, *sorted(long, key=lambda run: run[1])]
+    prompts = [run for run in each if run[0].parent.name in IMAGES and run[0].stem in PROMPTED]
+    prompts += [run for run in each if run[0].stem == "flyprompt-prompts"]
+    return [run for run in each if run not in prompts] + prompts + [(ABLATED, seed, True) for seed in SEEDS]
 
 
 def restore() -> None:
