@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from flyk.continual.memory import Memory
 from flyk.continual.rivals import NearestClassMean
-from flyk.nn import REAR
+from flyk.nn import REAR, _check
 from flyk.nn._solve import solve
 
 
@@ -172,7 +172,13 @@ def ridge_router(
         winners: entries kept of each expanded row; None for all.
         keep_factor: solve faster after a few more rows, see REAR; a run that was resumed then ends with the same
             numbers but for rounding, since checkpoints do not have the factor.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
+    for name, value, high in (("sparse", sparse, in_features), ("winners", winners, expansion)):
+        if value is not None:  # REAR would speak of nnz and k
+            _check.integer(name, value, 1, high)
     matrix = "gaussian" if sparse is None else "sparse_sign"
     options = {"kind": matrix, "nnz": sparse, "k": winners, "keep_factor": keep_factor}
     return REAR(in_features, num_experts, expansion, ridge=ridge, seed=seed, **options)

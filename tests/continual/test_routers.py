@@ -76,6 +76,19 @@ def test_k_means_of_one_cluster_is_the_mean():
     torch.testing.assert_close(router.means[:, 0], want)
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"winners": 65}, "winners must be from 1 to 64, got 65"),
+        ({"winners": 0}, "winners must be from 1 to 64, got 0"),
+        ({"sparse": 9}, "sparse must be from 1 to 8, got 9"),
+    ],
+)
+def test_an_expansion_out_of_range_is_refused_by_its_own_name(options, words):
+    with pytest.raises(ValueError, match=words):
+        make_router("ridge", 8, 2, expansion=64, **options)
+
+
 def test_sparse_and_winning_expansions_are_rear():
     sparse, winners = (
         make_router("ridge", 8, 2, expansion=64, sparse=3),
