@@ -241,6 +241,45 @@ def test_bfloat16_autocast():
     assert model.pool.prompts[0].grad.dtype == torch.float32
 
 
+@pytest.fixture
+def accelerate():
+    """accelerate without the state that it keeps for the whole process, its precision among it."""
+    module = pytest.importorskip("accelerate")
+    module.state.AcceleratorState._reset_state(True)
+    yield module
+    module.state.AcceleratorState._reset_state(True)
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_trains_in_accelerate_as_in_a_plain_loop(accelerate, precision, tmp_path):
+    x, labels = backbones.images(8), torch.arange(8) % 2
+    samples = torch.utils.data.TensorDataset(x, labels)
+
+    def run(prepare, backward):
+        model = model_of()
+        model.start_expert(0)
+        optimizer = torch.optim.Adam((p for p in model.parameters() if p.requires_grad), lr=5e-3)
+        wrapped, optimizer, loader = prepare(model, optimizer, torch.utils.data.DataLoader(samples, batch_size=4))
+        for images, classes in loader:
+            optimizer.zero_grad()
+            backward(masked_cross_entropy(wrapped(images), classes))
+            optimizer.step()
+            model.ema_step()
+            model.observe(images)
+        return model
+
+    one = accelerate.Accelerator(cpu=True, mixed_precision=precision)
+    model, plain = run(one.prepare, one.backward), run(lambda *objects: objects, lambda loss: loss.backward())
+    near = {"rtol": 0, "atol": 0} if precision == "no" else {"rtol": 0.1, "atol": 0.02}
+    for (name, mine), (_, right) in zip(model.state_dict().items(), plain.state_dict().items(), strict=True):
+        torch.testing.assert_close(mine, right, msg=name, **near)
+    kept = {name: t.clone() for name, t in model.state_dict().items()}
+    one.save_state(str(tmp_path))
+    learn(model, 1)
+    one.load_state(str(tmp_path))
+    assert all(torch.equal(t, kept[name]) for name, t in model.state_dict().items())
+
+
 @pytest.mark.parametrize("name", ["clip", "siglip", "bert"])
 def test_other_families_take_their_inputs_by_name(name):
     model, inputs = model_of(name), backbones.inputs(name)
