@@ -35,7 +35,7 @@ TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("method", "seed", "learning_rate", "prompt_rate")
 HEAD_RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # of the head alone, on features
-PROMPT_RATES = (1e-2, 3e-3, 1e-3, 3e-4)  # beside the config's rate of the head; the next lower one while it gets better
+PROMPT_RATES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)  # beside the config's rate of the head; a lower one while it gets better
 
 
 def runs() -> list[tuple[Path, int, bool]]:
