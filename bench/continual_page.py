@@ -72,10 +72,12 @@ def page(folder: Path) -> str:
 def methods(results: dict[str, list[dict]]) -> list[str]:
     """What the stream is, and a row for each method."""
     first = next(iter(results.values()))[0]
-    data, config, machine = first["data"], first["config"], first["machine"]
+    data, config, threads = first["data"], first["config"], first["machine"]["threads"]
+    machines = [one["machine"] for runs in results.values() for one in runs]
+    where = " and ".join(sorted({machine.get("processor", machine["system"]) for machine in machines}))
     said = (
         f"{data['source']}: {data['train']:,} training and {data['test']:,} test samples of {len(data['classes'])} "
-        f"classes, batches of {config['batch_size']}; {machine['system']}, runs of {machine['threads']} thread(s), "
+        f"classes, batches of {config['batch_size']}; {where}, runs of {threads} thread(s), "
         f"torch {first['versions']['torch']}."
     )
     table = compare.as_text(compare.summarise(results), markdown=True).splitlines()

@@ -23,7 +23,7 @@ def script(tmp_path, monkeypatch):
     draws, labels = np.random.default_rng(0), np.repeat(np.arange(4), 20)
     x = 4 * draws.normal(size=(4, 8))[labels] + draws.normal(size=(80, 8))
     np.savez(tmp_path / "blobs.npz", x=x, y=labels, split=np.tile([0, 0, 0, 1], 20))
-    folder = tmp_path / "examples" / "continual" / "caltech"
+    folder = tmp_path / "examples" / "continual" / "caltech-whole"
     folder.mkdir(parents=True)
     base = 'data = "blobs.npz"\nbackbone = "none"\naugment = "none"\ntasks = 2\nbatch_size = 10\neval_every = 20\n'
     (folder / "ncm.toml").write_text(f'method = "ncm"\n{base}')
@@ -44,7 +44,7 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
     assert len(rows) == 2
     assert all(row.endswith("| 3 |") for row in rows)
     assert "| all | router k-nn |" in page
-    assert sorted(path.name for path in (script.RESULTS / "caltech" / "ncm").iterdir()) == [
+    assert sorted(path.name for path in (script.RESULTS / "caltech-whole" / "ncm").iterdir()) == [
         f"seed-{seed}.json" for seed in script.SEEDS
     ]
     monkeypatch.setattr("flyk.continual.run._play", lambda *_: pytest.fail("a run was made again"))
@@ -60,12 +60,12 @@ def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
     monkeypatch.setattr(script, "HEAD_RATES", (0.01, 0.05))
     monkeypatch.setattr(script, "PROMPT_RATES", (0.1, 0.2))
     for share in (slice(0, None, 2), slice(1, None, 2)):
-        script.tuning("caltech", share)
+        script.tuning("caltech-whole", share)
         script.keep()
     page = script.PAGE.read_text()
-    assert "## caltech: rates, on seed 100" in page
+    assert "## caltech-whole: rates, on seed 100" in page
     assert "| | head 0.01 | head 0.05 | head 0.01, prompts 0.1 | head 0.01, prompts 0.2 |" in page
-    table = page.split("## caltech: rates")[1].splitlines()
+    table = page.split("## caltech-whole: rates")[1].splitlines()
     (head,) = (line for line in table if line.startswith("| sequential |"))
     assert head.count(" / ") == 2
     (method,) = (line for line in table if line.startswith("| flyprompt |"))
@@ -79,7 +79,7 @@ def test_a_method_is_not_tried_at_lower_rates_once_it_got_worse(script, monkeypa
     monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
     reached = iter((0.5, 0.4))
     monkeypatch.setattr(script, "run", lambda *_: {"measures": {"a_auc": next(reached), "a_last": 0.0}})
-    script.tuning("caltech", slice(1, None, 2))
+    script.tuning("caltech-whole", slice(1, None, 2))
     assert next(reached, None) is None
 
 
