@@ -28,14 +28,15 @@ RUNS = Path("runs")
 RESULTS = Path("docs/results/continual")
 PAGE = Path("docs/results/continual.md")
 SEEDS = (1, 2, 3)
+SHARED = ("data", "backbone", "repair", "resolution", "train_per_class", "test_per_class", "augment")  # by samples
 IMAGES = ("caltech", "caltech-whole")
 PROMPTED = ("flyprompt", "codaprompt", "dualprompt", "l2p", "mvp", "misa", "joint-prompt")
 ABLATED = CONFIGS / "caltech-whole" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
-TUNED = ("method", "seed", "learning_rate", "prompt_rate")
-HEAD_RATES = (3e-4, 1e-3, 3e-3, 1e-2)  # of the head alone, on features
-PROMPT_RATES = (1e-2, 3e-3, 1e-3, 3e-4, 1e-4)  # beside the config's rate of the head; a lower one while it gets better
+TUNED = ("seed", "learning_rate", "prompt_rate")
+HEADS = ("sequential-masked", "sequential", "joint-head")  # without prompts
+RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)  # of heads alone, or of prompts beside the config's rate of the head
 
 
 def runs() -> list[tuple[Path, int, bool]]:
@@ -65,7 +66,7 @@ def make(share: slice) -> None:
     for path, seed, ablated in runs()[share]:
         print(path, seed, "ablation" if ablated else "", flush=True)
         config = load_config(path, seed=seed)
-        key = (config.data, config.backbone, config.train_per_class, config.test_per_class, config.augment)
+        key = tuple(getattr(config, name) for name in SHARED)
         if key not in materials:
             materials[key] = load_material(config, progress=True)
         out = RUNS / path.parent.name
@@ -77,20 +78,19 @@ def make(share: slice) -> None:
 
 
 def tuning(folder: str, share: slice) -> None:
-    """Runs the head alone under each rate, and methods with prompts under each rate of theirs until it gets worse."""
-    trials = {"sequential-masked": [{"learning_rate": rate} for rate in HEAD_RATES]}
-    trials |= {name: [{"prompt_rate": rate} for rate in PROMPT_RATES] for name in PROMPTED[:-1]}
+    """Runs each method that trains under lower and lower rates, until it gets worse."""
     material = None
-    for name in list(trials)[share]:
+    for name in (*HEADS, *PROMPTED)[share]:
         path, best = CONFIGS / folder / f"{name}.toml", 0.0
-        for changes in trials[name]:
-            out = RUNS / "tuning" / folder / "-".join(f"{rate:g}" for rate in changes.values())
-            config = load_config(path, **changes, seed=TUNING_SEED)
+        for rate in RATES:
+            changes = {"learning_rate" if name in HEADS else "prompt_rate": rate, "seed": TUNING_SEED}
+            config = load_config(path, **changes)
             material = material or load_material(config, progress=True)
-            measures = run(config, out / name / f"seed-{TUNING_SEED}", material)["measures"]
+            folder_of_run = RUNS / "tuning" / folder / f"{rate:g}" / name / f"seed-{TUNING_SEED}"
+            measures = run(config, folder_of_run, material)["measures"]
             reached = measures["a_auc"] + measures["a_last"]
             print(name, changes, reached, flush=True)
-            if name in PROMPTED and reached < best:
+            if reached < best:
                 break
             best = reached
 
@@ -100,7 +100,8 @@ def keep_tuning() -> None:
     rows = json.loads(TUNING.read_text()) if TUNING.exists() else []
     for path in sorted((RUNS / "tuning").glob("*/*/*/*/result.json")):
         result = json.loads(path.read_text())
-        row = {"stream": path.relative_to(RUNS / "tuning").parts[0]} | {key: result["config"][key] for key in TUNED}
+        stream, _, method, *_ = path.relative_to(RUNS / "tuning").parts
+        row = {"stream": stream, "method": method} | {key: result["config"][key] for key in TUNED}
         rows = [one for one in rows if any(one[key] != value for key, value in row.items())]
         rows.append(row | {key: result["measures"][key] for key in ("a_auc", "a_last")})
     if rows:

@@ -16,7 +16,7 @@ from flyk.continual.config import load_config, make_config
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
-from flyk.continual.routers import ROUTERS, Router, make_router, solution
+from flyk.continual.routers import ROUTERS, Router, make_router, ridge_router, solution
 from flyk.continual.run import run
 from flyk.nn import REAR
 
@@ -37,6 +37,7 @@ TRAINED: dict[str, dict[str, Any]] = {
     "mask random": {"mask": "random"},
     "mask seen": {"mask": "seen"},
 }
+OF_PROMPTS = ("no prompt", "prompt, one expert", "cold start")  # no variants where the config itself has none
 
 
 class Ablated(FlyPrompt):
@@ -58,14 +59,19 @@ class Ablated(FlyPrompt):
 
     def _make_others(self) -> dict[str, REAR | Router]:
         router, count, d = self.router, self.heads.num_experts, self.setting.num_features
+        noise = torch.randn(256, d)
         assert isinstance(router, REAR)
 
-        def rear(expansion: int, **shape: Any) -> REAR | Router:
-            shape["ridge"] = router.ridge * expansion / router.expansion  # the same share of an expanded row
-            return make_router("ridge", d, count, expansion=expansion, seed=self.setting.seed, **shape)
+        def length(rear: REAR) -> float:
+            return rear._expand(noise).square().sum(1).mean().item()
+
+        def rear(expansion: int, **shape: Any) -> REAR:
+            made = ridge_router(d, count, expansion=expansion, seed=self.setting.seed, **shape)
+            made.ridge = router.ridge * length(made) / length(router)  # the same share of an expanded row
+            return made
 
         M = router.expansion
-        others = {f"router {kind}": make_router(kind, d, count) for kind in ROUTERS}
+        others: dict[str, REAR | Router] = {f"router {kind}": make_router(kind, d, count) for kind in ROUTERS}
         others |= {
             "router ridge, sparse signs": rear(M, sparse=min(16, d)),
             "router ridge, winners": rear(M, winners=max(1, M // 20)),
@@ -123,13 +129,18 @@ def ablate(
         the results, each with the name of its variant under "variant".
 
     Raises:
-        ValueError: the config is of another method.
+        ValueError: the config is of another method, or chooses what is read in all ways.
     """
     base = load_config(path)
     if base.method != "flyprompt":
         raise ValueError(f"config: {path} must be of the method flyprompt to be ablated, got {base.method}")
+    if chosen := {"decays", "aggregation"} & base.options.keys():
+        raise ValueError(f"config: {path} must leave {' and '.join(sorted(chosen))} to the ablation, which reads all")
+    prompted = base.options.get("prompt_length") != 0
     results = []
     for name, changes in TRAINED.items():
+        if not prompted and name in OF_PROMPTS:
+            continue
         for seed in seeds:
             settings = {key: getattr(base, key) for key in base.__dataclass_fields__} | changes | {"seed": seed}
             options = dict(base.options) | changes.get("options", {})
@@ -145,12 +156,15 @@ def ablate(
 
 
 def table(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each reading of each variant: `variant`, `reading`, `a_auc` and `a_last`, mean and sd over seeds."""
+    """A row for each reading of each variant: `variant`, `reading`, `a_auc` and `a_last`, mean and sd over seeds.
+
+    A measure that one of the seeds lacks, such as a ridge too small for its rows, is None.
+    """
     rows = []
     for variant in dict.fromkeys(one["variant"] for one in results):
         runs = [one["measures"]["also"] for one in results if one["variant"] == variant]
-        for reading in runs[0]:
-            measures = {key: [one[reading][key] for one in runs] for key in ("a_auc", "a_last")}
+        for reading in dict.fromkeys(reading for one in runs for reading in one):
+            measures = {key: [one.get(reading, {}).get(key) for one in runs] for key in ("a_auc", "a_last")}
             rows.append(
                 {"variant": variant, "reading": reading}
                 | {key: None if None in values else spread(values) for key, values in measures.items()}

@@ -12,7 +12,8 @@ def aggregate(kind: str, logits: Tensor) -> Tensor:
     """Scores (N, C) from the logits (K, N, C) of K heads; classes that take no part have logits -inf.
 
     "softmax-max" is FlyPrompt's (arXiv 2602.01976, Eq. 10), "softmax-mean" the mean of the probabilities, "mean" and
-    "max" the same of the logits, and "min-entropy" takes for each row the head that is surest.
+    "max" the same of the logits, and "min-entropy" takes for each row the head whose
+    probabilities are surest.
 
     Raises:
         ValueError: the kind is unknown.

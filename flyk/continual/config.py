@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -113,7 +112,7 @@ class Config:
                 raise ValueError(f"{name} must be a percentage from 0 to 100, got {value!r}")
         for name in ("learning_rate", "prompt_rate"):
             value = getattr(self, name)
-            if not (value is None and name in optional) and not (is_number(value) and 0 < value < math.inf):
+            if not (value is None and name in optional) and not (is_number(value) and value > 0):
                 raise ValueError(f"{name} must be a number above 0, got {value!r}")
         for name in ("data", "repair"):
             value = getattr(self, name)
@@ -121,6 +120,8 @@ class Config:
                 raise ValueError(f"{name} must be a name or path, got {value!r}")
         if self.passes > 1 and self.stream != "joint":
             raise ValueError(f"passes must be 1 but for the stream joint, got {self.passes} with {self.stream}")
+        if self.backbone == "vit-s" and self.resolution % 14:
+            raise ValueError(f"resolution must be a multiple of 14 for the backbone vit-s, got {self.resolution}")
         if self.repair is not None and self.backbone != "vit-s":
             raise ValueError(f"repair must be left out but for the backbone vit-s, got it with {self.backbone}")
         if not isinstance(self.options, Mapping):

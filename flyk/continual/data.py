@@ -138,6 +138,16 @@ def split(labels: NDArray[np.int64], own: NDArray[np.bool_] | None, seed: int) -
     return is_test
 
 
+def check_parts(names: Sequence[str], labels: NDArray[np.int64], is_test: NDArray[np.bool_]) -> None:
+    """Raises ValueError where a class has nothing to learn from, or nothing is there to test on."""
+    missing = set(range(len(names))) - set(labels[~is_test].tolist())
+    if len(names) < 2 or missing or not is_test.any():
+        raise ValueError(
+            f"data must have at least two classes with training samples, and some test samples; got {len(names)} "
+            f"classes, {len(missing)} of them without training samples, and {int(is_test.sum())} test samples"
+        )
+
+
 def _draw(labels: NDArray[np.int64], is_test: NDArray[np.bool_], limit: int | None, seed: int) -> NDArray[np.int64]:
     """Rising indices of about `limit` samples: the same share of each class in train and in test, at least one."""
     if limit is None or limit >= len(labels):
@@ -159,12 +169,7 @@ def _assemble(
     is_test: NDArray[np.bool_],
     from_cache: bool | None,
 ) -> FeatureSet:
-    missing = set(range(len(names))) - set(labels[~is_test].tolist())
-    if len(names) < 2 or missing or not is_test.any():
-        raise ValueError(
-            f"data must have at least two classes with training samples, and some test samples; got {len(names)} "
-            f"classes, {len(missing)} of them without training samples, and {int(is_test.sum())} test samples"
-        )
+    check_parts(names, labels, is_test)
     x, y = torch.from_numpy(features), torch.from_numpy(labels)
     train, test = torch.from_numpy(~is_test), torch.from_numpy(is_test)
     return FeatureSet(source, names, x[train], y[train], x[test], y[test], from_cache)

@@ -18,7 +18,7 @@ from flyk.continual.backbone import EfficientNetLite0
 from flyk.continual.batch import Part
 from flyk.continual.cache import cached
 from flyk.continual.config import Config
-from flyk.continual.data import features_from_file, split
+from flyk.continual.data import check_parts, features_from_file, split
 from flyk.continual.files import cache_folder
 from flyk.continual.images import ImageSet, load_images
 from flyk.continual.promptable import PromptableViT
@@ -94,6 +94,7 @@ def _of_features(path: Path, config: Config) -> Material:
 
 
 def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) -> Material:
+    check_parts(texts.names, texts.labels, texts.is_test)
     chosen = [
         capped(texts.labels, np.flatnonzero(mask), cap)
         for mask, cap in ((~texts.is_test, config.train_per_class), (texts.is_test, config.test_per_class))
@@ -120,8 +121,7 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
 
 def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) -> Material:
     is_test = split(images.labels, images.is_test, 0)
-    if not is_test.any() or is_test.all():
-        raise ValueError(f"data must have some samples to train and some to test on, got {is_test.sum()} to test")
+    check_parts(images.names, images.labels, is_test)
     halves = []
     for mask, cap, views in (
         (~is_test, config.train_per_class, 2 if config.augment == "flip" else 1),

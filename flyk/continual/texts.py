@@ -65,8 +65,6 @@ def load_texts(path: Path) -> TextSet:
         raise ValueError(
             f"data: {path} must be gzipped JSON with train and test, lists of [text, label]: {error!r}"
         ) from error
-    if not all(parts):
-        raise ValueError(f"data: {path} must have texts in train and in test, got {len(parts[0])} and {len(parts[1])}")
     names, labels = np.unique([label for _, label in rows], return_inverse=True)
     domains = None
     if domain_of:

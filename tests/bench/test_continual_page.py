@@ -56,17 +56,17 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
 
 
 def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
-    monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
-    monkeypatch.setattr(script, "HEAD_RATES", (0.01, 0.05))
-    monkeypatch.setattr(script, "PROMPT_RATES", (0.1, 0.2))
+    monkeypatch.setattr(script, "HEADS", ("sequential-masked",))
+    monkeypatch.setattr(script, "PROMPTED", ("flyprompt",))
+    monkeypatch.setattr(script, "RATES", (0.1, 0.05))
     for share in (slice(0, None, 2), slice(1, None, 2)):
         script.tuning("caltech-whole", share)
         script.keep()
     page = script.PAGE.read_text()
     assert "## caltech-whole: rates, on seed 100" in page
-    assert "| | head 0.01 | head 0.05 | head 0.01, prompts 0.1 | head 0.01, prompts 0.2 |" in page
+    assert "| | head 0.05 | head 0.1 | head 0.01, prompts 0.05 | head 0.01, prompts 0.1 |" in page
     table = page.split("## caltech-whole: rates")[1].splitlines()
-    (head,) = (line for line in table if line.startswith("| sequential |"))
+    (head,) = (line for line in table if line.startswith("| sequential-masked |"))
     assert head.count(" / ") == 2
     (method,) = (line for line in table if line.startswith("| flyprompt |"))
     assert method.count(" / ") == 2
@@ -76,10 +76,11 @@ def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
 
 
 def test_a_method_is_not_tried_at_lower_rates_once_it_got_worse(script, monkeypatch):
-    monkeypatch.setattr(script, "PROMPTED", ("flyprompt", "joint-prompt"))
+    monkeypatch.setattr(script, "HEADS", ())
+    monkeypatch.setattr(script, "PROMPTED", ("flyprompt",))
     reached = iter((0.5, 0.4))
     monkeypatch.setattr(script, "run", lambda *_: {"measures": {"a_auc": next(reached), "a_last": 0.0}})
-    script.tuning("caltech-whole", slice(1, None, 2))
+    script.tuning("caltech-whole", slice(None))
     assert next(reached, None) is None
 
 

@@ -1,5 +1,6 @@
 """Analysis, comparison and ablation: identities, hand-made tables, and everything through once."""
 
+import copy
 import dataclasses
 import json
 import math
@@ -14,6 +15,7 @@ from flyk.cli import app
 from flyk.continual import ablate, compare
 from flyk.continual.analysis import confusion, expert_means, mean_cosine, minibatch_cka
 from flyk.continual.config import make_config
+from flyk.continual.methods import Setting
 from flyk.continual.run import run
 
 
@@ -187,6 +189,42 @@ def test_ablation_leaves_the_method_as_it_is(ablated, tmp_path):
     also = whole["measures"]["also"]
     assert also["bank 0.9 0.99"] == also["aggregation softmax-max"]
     assert also["bank 0.9 0.99"]["a_last"] == plain["measures"]["a_last"]
+
+
+def test_a_reading_that_a_seed_lacks_has_no_mean(ablated):
+    _, results = ablated
+    lacking = copy.deepcopy(results)
+    del next(one for one in lacking if one["variant"] == "all")["measures"]["also"]["ridge 1e+06"]
+    rows = {(row["variant"], row["reading"]): row for row in ablate.table(lacking)}
+    assert rows["all", "ridge 1e+06"]["a_last"] is None
+    assert rows["all", "ridge 1e+07"]["a_last"] is not None
+    assert "ridge 1e+06" in ablate.as_text(lacking)
+
+
+def test_without_prompts_no_variant_of_them_is_made(tmp_path, monkeypatch):
+    path = tmp_path / "fly.toml"
+    path.write_text(CONFIG.replace("prompt_length = 2", "prompt_length = 0"))
+    monkeypatch.setattr(ablate, "EXPANSIONS", ())
+    results = ablate.ablate(path, tmp_path, [1], progress=False, material=pictures())
+    assert {one["variant"] for one in results} == set(ablate.TRAINED) - set(ablate.OF_PROMPTS)
+
+
+def test_what_is_read_in_all_ways_is_not_chosen(tmp_path):
+    path = tmp_path / "fly.toml"
+    path.write_text(CONFIG + 'aggregation = "mean"\n')
+    with pytest.raises(ValueError, match="must leave aggregation to the ablation, which reads all"):
+        ablate.ablate(path, tmp_path, [1])
+
+
+def test_routers_of_other_expansions_have_the_same_share_of_ridge():
+    method = ablate.Ablated(Setting(384, 6, num_tasks=3), routers=True, expansion=256, ridge=10.0, prompt_length=0)
+    x = torch.randn(100, 384)
+
+    def share(rear):
+        return rear.ridge / rear._expand(x).square().sum(1).mean().item()
+
+    for name in ("router ridge, sparse signs", "router ridge, winners", "expansion 1000"):
+        assert share(method.others[name]) == pytest.approx(share(method.router), rel=0.1)
 
 
 def test_only_flyprompt_is_ablated(tmp_path):

@@ -280,6 +280,13 @@ def test_ranpac_says_that_its_ridge_is_at_the_edge(caplog):
     assert "at the edge of its grid" in caplog.text
 
 
+def test_a_run_that_diverges_ends_in_a_sentence():
+    material = blobs()
+    method = make_method("sequential", Setting(16, 6, learning_rate=1e37), {})
+    with pytest.raises(ValueError, match="learning_rate and prompt_rate must be lower for these data: the loss is"):
+        method.observe(Batch(material.train, torch.arange(20)))
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -299,6 +306,8 @@ def test_bad_options_of_the_others_are_named(images):
         ("ranpac", {"ridges": (1.0, 0.1)}, "ridges must rise"),
         ("slda", {"shrinkage": 0}, "shrinkage must be"),
         ("l2p", {"top": 11}, "top must be"),
+        ("codaprompt", {"components": 0}, "components must be at least 1, got 0"),
+        ("mvp", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ):
         with pytest.raises(ValueError, match=words):
             make(images, name, options)

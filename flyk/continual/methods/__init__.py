@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -31,15 +32,15 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """A number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+    """A finite number, which true and false are not."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 # What TOML may give for an option that is annotated so: its words, and whether a value is that.
 KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "bool": ("true or false", lambda value: isinstance(value, bool)),
     "int": ("a whole number", is_whole),
-    "float": ("a number", is_number),
+    "float": ("a finite number", is_number),
     "str": ("a string", lambda value: isinstance(value, str)),
     "Sequence[float]": (
         "a list of numbers",

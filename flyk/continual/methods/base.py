@@ -133,6 +133,8 @@ class TrainedMethod(Method):
         for _ in range(self.setting.online_iter):
             fresh = batch.fresh()
             loss = self.loss(self.logits(fresh).float(), fresh.labels) + self.penalty()
+            if not loss.isfinite():
+                raise ValueError(f"learning_rate and prompt_rate must be lower for these data: the loss is {loss:g}")
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()

@@ -37,6 +37,8 @@ class MVP(PromptedMethod):
         focus: float = 1.0,
     ):
         super().__init__(setting)
+        if temperature <= 0:
+            raise ValueError(f"temperature must be above 0, got {temperature}")
         d = setting.num_features
         self.contrast, self.temperature, self.focus = contrast, temperature, focus
         self.keys = nn.Parameter(torch.empty(pool_size, d).uniform_(-1, 1))
