@@ -36,7 +36,7 @@ TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("seed", "learning_rate", "prompt_rate")
 HEADS = ("sequential-masked", "sequential", "joint-head")  # without prompts
-RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4)  # of heads alone, or of prompts beside the config's rate of the head
+RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # of heads alone, or of prompts beside the config's rate of the head
 
 
 def runs() -> list[tuple[Path, int, bool]]:
