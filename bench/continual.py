@@ -35,8 +35,17 @@ ABLATED = CONFIGS / "caltech-whole" / "flyprompt.toml"
 TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("seed", "learning_rate", "prompt_rate")
-HEADS = ("sequential-masked", "sequential", "joint-head")  # without prompts
-RATES = (3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # of heads alone, or of prompts beside the config's rate of the head
+TRAINED = ("sequential-masked", "sequential", "joint-head", *PROMPTED)
+RATES = (
+    1e-1,
+    3e-2,
+    1e-2,
+    3e-3,
+    1e-3,
+    3e-4,
+    1e-4,
+    3e-5,
+)  # of heads alone, or of prompts beside the config's rate of the head
 
 
 def runs() -> list[tuple[Path, int, bool]]:
@@ -78,18 +87,19 @@ def make(share: slice) -> None:
 
 
 def tuning(folder: str, share: slice) -> None:
-    """Runs each method that trains under lower and lower rates, until it gets worse."""
+    """Runs each method that trains under lower and lower rates, until it gets worse: of its prompts, or of its head."""
     material = None
-    for name in (*HEADS, *PROMPTED)[share]:
-        path, best = CONFIGS / folder / f"{name}.toml", 0.0
+    paths = [path for name in TRAINED if (path := CONFIGS / folder / f"{name}.toml").exists()]
+    for path in paths[share]:
+        key = "learning_rate" if load_config(path).prompt_rate is None else "prompt_rate"
+        best = 0.0
         for rate in RATES:
-            changes = {"learning_rate" if name in HEADS else "prompt_rate": rate, "seed": TUNING_SEED}
-            config = load_config(path, **changes)
+            config = load_config(path, **{key: rate, "seed": TUNING_SEED})
             material = material or load_material(config, progress=True)
-            folder_of_run = RUNS / "tuning" / folder / f"{rate:g}" / name / f"seed-{TUNING_SEED}"
+            folder_of_run = RUNS / "tuning" / folder / f"{rate:g}" / path.stem / f"seed-{TUNING_SEED}"
             measures = run(config, folder_of_run, material)["measures"]
             reached = measures["a_auc"] + measures["a_last"]
-            print(name, changes, reached, flush=True)
+            print(path, key, rate, reached, flush=True)
             if reached < best:
                 break
             best = reached

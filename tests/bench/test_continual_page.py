@@ -29,7 +29,9 @@ def script(tmp_path, monkeypatch):
     (folder / "ncm.toml").write_text(f'method = "ncm"\n{base}')
     (folder / "sequential-masked.toml").write_text(f'method = "sequential"\n{base}learning_rate = 0.01\n')
     options = "[options]\nprompt_length = 0\nexpansion = 32\nridge = 1.0\n"
-    (folder / "flyprompt.toml").write_text(f'method = "flyprompt"\n{base}learning_rate = 0.01\n{options}')
+    (folder / "flyprompt.toml").write_text(
+        f'method = "flyprompt"\n{base}learning_rate = 0.01\nprompt_rate = 0.1\n{options}'
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(ablate, "EXPANSIONS", (16, 32))
     monkeypatch.setattr(ablate, "TRAINED", {"all": {}})
@@ -56,8 +58,6 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
 
 
 def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
-    monkeypatch.setattr(script, "HEADS", ("sequential-masked",))
-    monkeypatch.setattr(script, "PROMPTED", ("flyprompt",))
     monkeypatch.setattr(script, "RATES", (0.1, 0.05))
     for share in (slice(0, None, 2), slice(1, None, 2)):
         script.tuning("caltech-whole", share)
@@ -76,8 +76,7 @@ def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
 
 
 def test_a_method_is_not_tried_at_lower_rates_once_it_got_worse(script, monkeypatch):
-    monkeypatch.setattr(script, "HEADS", ())
-    monkeypatch.setattr(script, "PROMPTED", ("flyprompt",))
+    monkeypatch.setattr(script, "TRAINED", ("flyprompt",))
     reached = iter((0.5, 0.4))
     monkeypatch.setattr(script, "run", lambda *_: {"measures": {"a_auc": next(reached), "a_last": 0.0}})
     script.tuning("caltech-whole", slice(None))
