@@ -36,16 +36,7 @@ TUNING = RESULTS / "tuning.json"
 TUNING_SEED = 100
 TUNED = ("seed", "learning_rate", "prompt_rate")
 TRAINED = ("sequential-masked", "sequential", "joint-head", *PROMPTED)
-RATES = (
-    1e-1,
-    3e-2,
-    1e-2,
-    3e-3,
-    1e-3,
-    3e-4,
-    1e-4,
-    3e-5,
-)  # of heads alone, or of prompts beside the config's rate of the head
+RATES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 3e-4, 1e-4, 3e-5)  # of prompts beside the config's rate of the head, or of it
 
 
 def runs() -> list[tuple[Path, int, bool]]:
