@@ -54,7 +54,7 @@ def page(folder: Path) -> str:
         "A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K: compare the order of rows",
         "and not their height. There RanPAC has a fixed ridge and the training augmentation; here it chooses its ridge",
         "and is without its first phase. MISA is here without its pretraining. *joint* rows see all classes from the",
-        "start, so that A_last alone is a ceiling. Rates were chosen on a seed of its own, which decides the stream and",
+        "start, so that A_last alone is a ceiling. Rates were chosen on another seed, which decides the stream and",
         "the start; the test samples are the same. [How the bench works, and what was seen](../continual.md).",
     ]
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
