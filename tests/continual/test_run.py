@@ -167,7 +167,7 @@ def test_a_folder_holds_one_run(features, tmp_path):
 
 
 def test_a_setting_that_was_refused_can_be_mended(features, tmp_path):
-    with pytest.raises(ValueError, match="k must be from 1 to 64, got 65"):
+    with pytest.raises(ValueError, match="winners must be from 1 to 64, got 65"):
         run(config("ranpac", augment="none", options={"expansion": 64, "winners": 65}), tmp_path, features)
     result = run(config("ranpac", augment="none", options={"expansion": 64, "winners": 6}), tmp_path, features)
     assert json.loads((tmp_path / "config.json").read_text()) == result["config"]
