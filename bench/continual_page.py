@@ -106,17 +106,19 @@ def parts(results: dict[str, list[dict]]) -> list[str]:
 
 
 def rates(stream: str, rows: list[dict]) -> list[str]:
-    """What was compared to choose the rates: A_auc / A_last, a column for each pair."""
+    """What was compared to choose the rates: A_auc / A_last, a table of heads alone and one of heads and prompts."""
+    lines = [f"## {stream}: rates, on seed {rows[0]['seed']}", "", "A_auc / A_last in %."]
+    for prompted in (False, True):
+        if some := [row for row in rows if (row["prompt_rate"] is not None) == prompted]:
+            lines += ["", *rates_table(some)]
+    return lines
+
+
+def rates_table(rows: list[dict]) -> list[str]:
+    """A row for each method, a column for each pair of rates."""
     pairs = sorted({(row["learning_rate"], row["prompt_rate"]) for row in rows}, key=lambda pair: (pair[1] or 0, pair))
     found = {(row["method"], row["learning_rate"], row["prompt_rate"]): row for row in rows}
-    lines = [
-        f"## {stream}: rates, on seed {rows[0]['seed']}",
-        "",
-        "A_auc / A_last in %.",
-        "",
-        f"| | {' | '.join(map(pair_name, pairs))} |",
-        "|---|" + "--:|" * len(pairs),
-    ]
+    lines = [f"| | {' | '.join(map(pair_name, pairs))} |", "|---|" + "--:|" * len(pairs)]
     for name in sorted({row["method"] for row in rows}):
         cells = [found.get((name, *pair)) for pair in pairs]
         told = [both(None if one is None else (100 * one["a_auc"], 100 * one["a_last"])) for one in cells]

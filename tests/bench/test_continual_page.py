@@ -64,7 +64,8 @@ def test_rates_are_compared_on_a_seed_of_their_own(script, monkeypatch):
         script.keep()
     page = script.PAGE.read_text()
     assert "## caltech-whole: rates, on seed 100" in page
-    assert "| | head 0.05 | head 0.1 | head 0.01, prompts 0.05 | head 0.01, prompts 0.1 |" in page
+    assert "| | head 0.05 | head 0.1 |" in page
+    assert "| | head 0.01, prompts 0.05 | head 0.01, prompts 0.1 |" in page
     table = page.split("## caltech-whole: rates")[1].splitlines()
     (head,) = (line for line in table if line.startswith("| sequential-masked |"))
     assert head.count(" / ") == 2
