@@ -65,9 +65,11 @@ class Ablated(FlyPrompt):
         def length(rear: REAR) -> float:
             return rear._expand(noise).square().sum(1).mean().item()
 
+        own = length(router)
+
         def rear(expansion: int, **shape: Any) -> REAR:
             made = ridge_router(d, count, expansion=expansion, seed=self.setting.seed, **shape)
-            made.ridge = router.ridge * length(made) / length(router)  # the same share of an expanded row
+            made.ridge = router.ridge * length(made) / own  # the same share of an expanded row
             return made
 
         M = router.expansion

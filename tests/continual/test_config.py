@@ -39,6 +39,7 @@ GOOD = {"method": "flyprompt", "data": "x.npz"}
         ({"n": 101}, "n must be a percentage"),
         ({"m": float("nan")}, "m must be a percentage"),
         ({"learning_rate": 0}, "learning_rate must be a number above 0"),
+        ({"learning_rate": 10**400}, "learning_rate must be a number above 0"),
         ({"learning_rate": float("inf")}, "learning_rate must be"),
         ({"prompt_rate": -1}, "prompt_rate must be a number above 0"),
         ({"random_cuts": 1}, "random_cuts must be true or false"),

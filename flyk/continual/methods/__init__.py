@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
-import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
@@ -33,7 +33,7 @@ def is_whole(value: Any) -> TypeGuard[int]:
 
 def is_number(value: Any) -> TypeGuard[float]:
     """A finite number, which true and false are not."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 # What TOML may give for an option that is annotated so: its words, and whether a value is that.
