@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from flyk._files import write_whole
 from flyk._machine import machine
+from flyk.bench._measure import interleaved
 from flyk.continual.batch import Batch, Part
 from flyk.continual.methods import Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
@@ -35,18 +35,9 @@ ROUNDS = 5
 SEEN_CLASSES = torch.ones(CLASSES, dtype=torch.bool)
 
 
-def interleaved(calls: dict[str, Callable[[], Any]], before: Callable[[], Any] | None = None) -> dict[str, float]:
+def medians(calls: dict[str, Callable[[], Any]], before: Callable[[], Any] | None = None) -> dict[str, float]:
     """The median seconds of each call, in turns; `before` each there may be something that is not timed."""
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(ROUNDS + 1):
-        for name, call in calls.items():
-            if before:
-                before()
-            begin = time.perf_counter()
-            call()
-            if round_:
-                seconds[name].append(time.perf_counter() - begin)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return {name: statistics.median(values) for name, values in interleaved([calls], ROUNDS, 0, before).items()}
 
 
 def make(precision: str) -> tuple[FlyPrompt, Batch, Batch]:
@@ -77,7 +68,7 @@ def training(method: FlyPrompt, batch: Batch) -> dict[str, float]:
                 h = method.expert_features(batch, method.expert)
                 h.backward(torch.ones_like(h))
 
-    return interleaved({"whole": lambda: method.observe(batch), "backbone": backbone})
+    return medians({"whole": lambda: method.observe(batch), "backbone": backbone})
 
 
 def as_published(router: REAR, method: FlyPrompt, h: Tensor, plain: Tensor) -> list[int]:
@@ -123,9 +114,9 @@ def evaluation(method: FlyPrompt, batch: Batch) -> dict[str, float]:
         "outside": ours,
         "outside as published": lambda: as_published(router, method, h, batch.features),
     }
-    seconds = interleaved(calls, new_rows)
+    seconds = medians(calls, new_rows)
     ours(keep_factor=True)  # from here on there is one
-    return seconds | interleaved({"outside, factor kept": lambda: ours(keep_factor=True)}, new_rows)
+    return seconds | medians({"outside, factor kept": lambda: ours(keep_factor=True)}, new_rows)
 
 
 def main(path: str) -> None:

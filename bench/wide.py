@@ -8,7 +8,6 @@ With 20000 rows and an expansion of 100000 it takes about ten minutes on two cor
 from __future__ import annotations
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import torch
 
 from flyk._files import write_whole
-from flyk._machine import machine
+from flyk._machine import machine, peak_memory_mib
 from flyk.nn import KernelREAR, plan_rear
 
 ROWS, TESTED, FEATURES, CLASSES, EXPANSION, RIDGE = 20000, 1000, 768, 100, 100000, 1e4
@@ -66,7 +65,7 @@ def main(path: str) -> None:
         "bytes_of_G": 4 * EXPANSION**2,
         "update_s": taken_in - begin,
         "solve_s": solved - taken_in,
-        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_bytes": int(peak_memory_mib() * 2**20),
         "accuracy_on_new_rows": float((router.route(x) == truth).double().mean()),
         "relative_residual": left_over(router),
         "machine": machine() | {"command": f"python bench/wide.py {path}"},

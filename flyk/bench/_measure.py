@@ -209,11 +209,17 @@ def time_on_cpu(case: Case, rivals: dict[str, Rival], sets: list[Inputs], least:
             rivals[name].seconds = [spent * (case.share if name == "published" else 1) for spent in seconds]
 
 
-def interleaved(calls: Sequence[dict[str, Callable[[], Any]]], least: int, budget: float) -> dict[str, list[float]]:
+def interleaved(
+    calls: Sequence[dict[str, Callable[[], Any]]],
+    least: int,
+    budget: float,
+    before: Callable[[], Any] | None = None,
+) -> dict[str, list[float]]:
     """Seconds of each call in rounds of one call each: at least `least` rounds, more until `budget` seconds have gone.
 
     The order is A B C D, then B C D A and so on, so that none always profits from the one before; a round takes the
-    next of the several sets of `calls`, which differ in their inputs alone.
+    next of the several sets of `calls`, which differ in their inputs alone. `before` each there may be something
+    that is not timed.
     """
     names = list(calls[0])
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -227,6 +233,8 @@ def interleaved(calls: Sequence[dict[str, Callable[[], Any]]], least: int, budge
             turn = done % len(names)
             for name in names[turn:] + names[:turn]:
                 call = calls[done % len(calls)][name]
+                if before:
+                    before()
                 begin = time.perf_counter()
                 call()
                 seconds[name].append(time.perf_counter() - begin)
