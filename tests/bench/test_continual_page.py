@@ -45,7 +45,8 @@ def test_all_runs_make_a_page_once(script, monkeypatch):
     rows = [line for line in page.splitlines() if line.startswith("| ncm |") or line.startswith("| flyprompt |")]
     assert len(rows) == 2
     assert all(row.endswith("| 3 |") for row in rows)
-    assert "| all | router k-nn |" in page
+    assert "| all | online, averaged |" in page
+    assert "| router k-nn |" in page
     assert sorted(path.name for path in (script.RESULTS / "caltech-whole" / "ncm").iterdir()) == [
         f"seed-{seed}.json" for seed in script.SEEDS
     ]
