@@ -8,6 +8,15 @@ from flyk.continual.material import Material
 from flyk.continual.promptable import PromptableViT
 
 PIXELS = 28
+OPTIONS = {
+    "flyprompt": {"prompt_length": 2, "prompt_layers": 2, "expansion": 64, "ridge": 10.0},
+    "ranpac": {"expansion": 64},
+    "l2p": {"pool_size": 3, "top": 2, "length": 2, "prompt_layers": 2},
+    "dualprompt": {"general": 1, "special": 1, "length": 2},
+    "codaprompt": {"components": 2, "length": 2, "prompt_layers": 2},
+    "mvp": {"pool_size": 3, "length": 2, "prompt_layers": 2},
+    "misa": {"length": 2, "prompt_layers": 2},
+}
 
 
 def blobs(per_class=12, classes=6, features=16, spread=3.0):

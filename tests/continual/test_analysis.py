@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from flyk.cli import app
 from flyk.continual import ablate, compare
-from flyk.continual.analysis import confusion, expert_means, mean_cosine, minibatch_cka
+from flyk.continual.analysis import analyse, confusion, expert_means, mean_cosine, minibatch_cka
 from flyk.continual.config import make_config
-from flyk.continual.methods import Setting
-from flyk.continual.run import run
+from flyk.continual.methods import Method, Prediction, Setting
+from flyk.continual.run import evaluate, run
 
 
 def test_cka_of_itself_turned_and_scaled_is_one():
@@ -41,6 +41,33 @@ def test_a_run_with_three_test_samples_ends_and_has_no_cka(tmp_path):
     settings = {"method": "flyprompt", "data": "made", "tasks": 2, "augment": "none", "options": options}
     result = run(make_config(settings, "test"), tmp_path, dataclasses.replace(material, test=few))
     assert set(result["analysis"]) == {"confusion", "mean_cosine"}
+
+
+class Told(Method):
+    """Says what it is told: class 3 goes to expert 1 and all others to 0; the heads say other than the method."""
+
+    expert = 0
+
+    def predict(self, batch, seen, home=None):
+        y = batch.labels
+        first = (y + 1) % 4
+        second = torch.where(y == 3, 3, first)
+        return Prediction(y, (y == 3).long(), torch.stack([first, second, y]), {"none right": first})
+
+    def expert_features(self, batch, expert):
+        return batch.features
+
+
+def test_what_is_said_of_routes_and_heads():
+    material, counts = blobs(classes=4), np.array([[9, 9, 1, 0], [0, 0, 8, 9]])  # classes 2 and 3 are at home in 1
+    method = Told(Setting(16, 4, num_tasks=2))
+    told = evaluate(method, material, counts, True)
+    assert (told["accuracy"], told["also"], told["exposed"]) == (1.0, {"none right": 0.0}, 4)
+    assert told["classes"] == [1.0] * 4
+    assert told["routing"] == 0.75
+    assert told["heads"] == [0.0, 0.25, 1.0]
+    assert told["agreement"] == [0.75, 0.0], "with the first head"
+    assert analyse(method, material, counts)["confusion"] == [[1.0, 0.0], [0.5, 0.5]], "home in rows, routes in columns"
 
 
 def test_cka_of_one_part_is_that_of_the_formula():

@@ -47,13 +47,15 @@ def test_dualprompt_trains_the_tasks_prompt_and_tests_by_key(images, monkeypatch
     method = make(images, "dualprompt", general=1, special=1, length=2)
     for task in range(2):
         method.start_task(task)
-        before = [one.detach().clone() for one in method.special]
+        before = [[one.detach().clone() for one in of_tasks] for of_tasks in (method.special, method.keys)]
         method.observe(batch_of(images, task))
-        moved = [not torch.equal(old, new) for old, new in zip(before, method.special, strict=True)]
-        assert moved == [e == task for e in range(3)]
+        for old, new in zip(before, (method.special, method.keys), strict=True):
+            moved = [not torch.equal(one, other) for one, other in zip(old, new, strict=True)]
+            assert moved == [e == task for e in range(3)], "no momentum moves what is of an earlier task"
     calls, batch = shown(method, monkeypatch), batch_of(images, 1)
     method.predict(batch, torch.ones(6, dtype=torch.bool))
-    cosines = F.cosine_similarity(batch.features[:, None], method.keys[None, :2], dim=2)  # of the tasks met
+    met = torch.stack(list(method.keys)[:2])
+    cosines = F.cosine_similarity(batch.features[:, None], met[None], dim=2)
     for tokens, task in zip(calls[0], cosines.argmax(1).tolist(), strict=True):
         assert torch.equal(tokens, torch.cat([method.general, method.special[task]]))
     method.close()

@@ -11,23 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from made_material import blobs, pictures
+from made_material import OPTIONS, blobs, pictures
 
 from flyk.continual import run as runner
 from flyk.continual.config import make_config
-from flyk.continual.methods import METHODS
+from flyk.continual.methods import METHODS, make_method
 from flyk.continual.run import run
 from flyk.continual.run_report import write_run_report
-
-OPTIONS = {
-    "flyprompt": {"prompt_length": 2, "prompt_layers": 2, "expansion": 64, "ridge": 10.0},
-    "ranpac": {"expansion": 64},
-    "l2p": {"pool_size": 3, "top": 2, "length": 2, "prompt_layers": 2},
-    "dualprompt": {"general": 1, "special": 1, "length": 2},
-    "codaprompt": {"components": 2, "length": 2, "prompt_layers": 2},
-    "mvp": {"pool_size": 3, "length": 2, "prompt_layers": 2},
-    "misa": {"length": 2, "prompt_layers": 2},
-}
 
 
 def config(method="flyprompt", **changes):
@@ -68,16 +58,23 @@ def cut_at(step, monkeypatch):
     monkeypatch.setattr(runner, "Batch", Cutting)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_a_run_that_was_cut_ends_with_the_same_numbers(method, images, tmp_path, monkeypatch):
-    whole = run(config(method), tmp_path / "whole", images)
+@pytest.mark.parametrize(("method", "mask"), [*((method, "batch") for method in METHODS), ("sequential", "random")])
+def test_a_run_that_was_cut_ends_with_the_same_numbers_and_state(method, mask, images, tmp_path, monkeypatch):
+    settings, made = config(method, mask=mask), []
+
+    def make(setting):
+        made.append(make_method(method, setting, settings.options))
+        return made[-1]
+
+    whole = run(settings, tmp_path / "whole", images, make=make)
     with monkeypatch.context() as patch:
         cut_at(6, patch)
         with pytest.raises(CutError):
-            run(config(method), tmp_path / "cut", images)
+            run(settings, tmp_path / "cut", images, make=make)
     assert (tmp_path / "cut" / "checkpoint.pt").exists()
     torch.manual_seed(7)  # what others draw between is without effect
-    assert numbers(run(config(method), tmp_path / "cut", images)) == numbers(whole)
+    assert numbers(run(settings, tmp_path / "cut", images, make=make)) == numbers(whole)
+    torch.testing.assert_close(made[2].state_dict(), made[0].state_dict(), rtol=0, atol=0, equal_nan=True)
     assert not (tmp_path / "cut" / "checkpoint.pt").exists()
 
 

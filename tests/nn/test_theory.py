@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from flyk.check.theory import STATEMENTS, Measured, Statement, fly_lora, orthogonality, rear, te2
 from flyk.cli import app, check
-from flyk.nn import REAR, RandomProjection
+from flyk.nn import REAR, FlyLoRALinear, RandomProjection, TE2Head
 from flyk.ops import ema_
 
 runner = CliRunner()
@@ -52,17 +52,41 @@ def late(bank: torch.Tensor, online: torch.Tensor, decays: Any) -> None:
     ema_(bank, online, [decay**2 for decay in decays])
 
 
+def one_adapter(*args: Any, seed: int, **options: Any) -> FlyLoRALinear:
+    return FlyLoRALinear(*args, seed=0, **options)
+
+
+class Coarse(REAR):
+    def solve(self) -> torch.Tensor:
+        U = super().solve()
+        return U.bfloat16().float() if U.dtype == torch.float32 else U
+
+
+class Hasty(TE2Head):
+    def ema_step(self) -> None:
+        super().ema_step()
+        super().ema_step()
+
+
 # A fault in each, and the statement that must not survive it.
 FAULTS = {
     "lengths": (fly_lora, "RandomProjection", wide),
+    "distortion": (fly_lora, "RandomProjection", wide),
     "gradient_covariance": (fly_lora, "winner_take_all", lambda y, k: first_ranks(y, k // 2)),
     "activity": (fly_lora, "project_topk", lambda x, values, indices, k: first_ranks(x, k)),
     "cross_gram": (orthogonality, "RandomProjection", one_seed),
     "streams": (rear, "REAR", Forgetful),
     "kernel": (rear, "RandomProjection", wide),
     "scale_of_G": (rear, "REAR", Linear),
+    "single_precision": (rear, "REAR", Coarse),
+    "updates": (orthogonality, "FlyLoRALinear", one_adapter),
     "closed_form": (te2, "ema_", late),
+    "drift": (te2, "TE2Head", Hasty),
 }
+
+
+def test_each_statement_has_its_fault() -> None:
+    assert {statement.measure.__name__ for statement in STATEMENTS} == set(FAULTS)
 
 
 @pytest.mark.parametrize("name", FAULTS)

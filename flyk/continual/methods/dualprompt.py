@@ -30,12 +30,12 @@ class DualPrompt(PromptedMethod):
         d, tasks = setting.num_features, setting.num_tasks
         self.pull, self.task = pull, 0
         self.register_buffer("met", torch.zeros(tasks, dtype=torch.bool))
-        self.keys = nn.Parameter(torch.empty(tasks, d).uniform_(-1, 1))
+        self.keys = nn.ParameterList(torch.empty(d).uniform_(-1, 1) for _ in range(tasks))
         self.general = nn.Parameter(torch.rand(general, length, d))
         self.special = nn.ParameterList(torch.rand(special, length, d) for _ in range(tasks))
         self.head = zero_head(setting)
         self.attach(make_pool(setting, length, tuple(range(general + special))))
-        self.start_training(self.head.parameters(), [self.keys, self.general, *self.special])
+        self.start_training(self.head.parameters(), [*self.keys, self.general, *self.special])
 
     def start_task(self, task: int) -> None:
         self.task = task
@@ -43,11 +43,11 @@ class DualPrompt(PromptedMethod):
 
     def logits(self, batch: Batch) -> Tensor:
         """In training under the current task's prompt, else under that of the nearest key among the tasks met."""
-        cosines = F.normalize(batch.features, dim=1) @ F.normalize(self.keys, dim=1).T
         if torch.is_grad_enabled():
-            self._closeness = cosines[:, self.task].mean()
+            self._closeness = F.cosine_similarity(batch.features, self.keys[self.task][None]).mean()
             special = self.special[self.task].expand(len(batch), -1, -1, -1)
         else:
+            cosines = F.normalize(batch.features, dim=1) @ F.normalize(torch.stack(list(self.keys)), dim=1).T
             tasks = cosines.masked_fill(~self.met, -torch.inf).argmax(1)
             special = torch.stack(list(self.special))[tasks]
         general = self.general.expand(len(batch), -1, -1, -1)
