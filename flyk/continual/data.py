@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from tqdm import tqdm
 from flyk.continual.backbone import EfficientNetLite0
 from flyk.continual.cache import cached
 from flyk.continual.files import cache_folder, read_arrays
-from flyk.continual.images import check_labels, load_images
+from flyk.continual.images import check_domains, check_labels, load_images
 from flyk.continual.streams import Draws
 
 TEST_SHARE = 0.2
@@ -32,6 +32,7 @@ class FeatureSet:
         train, test: (N, d) float32.
         train_labels, test_labels: (N,) int64, classes from 0.
         from_cache: whether a backbone's features were read from the cache; None where no backbone ran.
+        train_domains: (N,) int64, the domain of each training sample, or None.
     """
 
     source: str
@@ -41,6 +42,7 @@ class FeatureSet:
     test: torch.Tensor
     test_labels: torch.Tensor
     from_cache: bool | None
+    train_domains: NDArray[np.int64] | None = None
 
     @property
     def num_classes(self) -> int:
@@ -93,8 +95,8 @@ def features_from_file(file: str | Path, *, limit: int | None = None, seed: int 
     """Features made elsewhere.
 
     An .npz or .safetensors file has `x` (N, d) features, `y` (N) whole numbers and perhaps `split` (N; 0 train,
-    1 test) and `names` (a name for each class; .npz only). An .npy file is one (N, d + 1) table whose last column is
-    `y`. `limit` and `seed` are as in features_from_images.
+    1 test), `names` (a name for each class; .npz only) and `domain` (N whole numbers). An .npy file is one (N, d + 1)
+    table whose last column is `y`. `limit` and `seed` are as in features_from_images.
 
     Raises:
         ValueError: the file can't be read without unpickling or is not as described.
@@ -109,10 +111,12 @@ def features_from_file(file: str | Path, *, limit: int | None = None, seed: int 
     if x.ndim != 2 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
         raise ValueError(f"features: `x` of {path} must be (N, d) finite numbers, got {x.dtype} of shape {x.shape}")
     labels, names, own = check_labels(arrays, len(x), f"features: {path}")
+    domains = check_domains(arrays, len(x), f"features: {path}")
     is_test = split(labels, own, seed)
     chosen = _draw(labels, is_test, limit, seed)
     features = x[chosen].astype(np.float32)
-    return _assemble(f"features in {path.name}", names, features, labels[chosen], is_test[chosen], None)
+    assembled = _assemble(f"features in {path.name}", names, features, labels[chosen], is_test[chosen], None)
+    return assembled if domains is None else replace(assembled, train_domains=domains[chosen][~is_test[chosen]])
 
 
 def _unpack_table(table: NDArray, path: Path) -> dict[str, NDArray]:

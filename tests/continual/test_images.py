@@ -38,6 +38,7 @@ def test_pack_without_split_and_names(tmp_path):
         ({"y": np.array([0, 1, 2, 3])}, "names"),
         ({"split": np.array([0, 1, 2, 0])}, "split"),
         ({"split": np.array([0, 1])}, "split"),
+        ({"domain": np.array([0, 1])}, "`domain` must be 4 whole numbers, got int64 of shape"),
     ],
 )
 def test_bad_packs_are_refused(tmp_path, change, words):

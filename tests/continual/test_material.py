@@ -1,5 +1,6 @@
 """Material from images, features and texts: capped, cached, split, augmented, and texts with their domains."""
 
+import dataclasses
 import gzip
 import json
 
@@ -113,6 +114,24 @@ class Letters:
 
     def features(self, texts):
         return torch.tensor([[text.count(chr(97 + i)) for i in range(26)] for text in texts]).float()
+
+
+def test_an_array_of_domains_makes_a_task_of_each(cache, tmp_path, monkeypatch):
+    """In a pack of images and in a file of features, for the training samples that the caps leave."""
+    labels, domain = np.arange(40) % 4, np.arange(40) // 8 * 10
+    x = np.random.default_rng(0).normal(size=(40, 4))
+    np.savez(tmp_path / "f.npz", x=x, y=labels, split=np.arange(40) % 8 == 7, domain=domain)
+    vit = tiny_vit()
+    monkeypatch.setattr(module, "vit_s", lambda repair: vit.model)
+    pack = make_pack(tmp_path / "pack.npz", split=np.array([0, 0, 0, 1]), domain=np.array([7, 7, 3, 3]))
+    many = {"backbone": "none", "augment": "none", "train_per_class": 7}
+    for settings in (config(tmp_path / "f.npz", **many), config(pack)):
+        material = load_material(settings)
+        stream = make_stream(dataclasses.replace(settings, stream="domain"), material)
+        assert len(material.domains) == len(material.train.labels)
+        assert [len(np.unique(material.domains[task])) for task in stream.tasks] == [1] * len(stream.tasks)
+        assert sorted(np.concatenate(stream.tasks)) == list(range(len(material.domains)))
+    assert material.domains.tolist() == [7, 7, 3]
 
 
 def test_texts_come_with_their_domains(cache, tmp_path, monkeypatch):
