@@ -43,7 +43,8 @@ class Prototype(Router):
 class NaiveBayes(Router):
     """Each feature normal and independent given the expert, experts equally likely; float64.
 
-    A share `smoothing` of the largest variance is added to all, as in scikit-learn's GaussianNB.
+    A share `smoothing` of the largest variance within an expert is added to all (scikit-learn's GaussianNB adds a share
+    of the largest over all rows).
     """
 
     counts: Tensor

@@ -24,6 +24,9 @@ class CODAPrompt(PromptedMethod):
 
     Args:
         components: for each task.
+
+    Raises:
+        ValueError: components is below 1, or the setting has no backbone for prompts.
     """
 
     def __init__(

@@ -40,6 +40,9 @@ class FlyPrompt(PromptedMethod):
         num_experts: at most so many, where the task does not tell; the last goes on once they are used up.
         budget: samples an expert.
         threshold, settle, patience: of the drift; see ByDrift.
+
+    Raises:
+        ValueError: a choice that there is not, drift without ridge, or prompts without a backbone for them.
     """
 
     def __init__(

@@ -25,6 +25,9 @@ class L2P(PromptedMethod):
         length: tokens of an entry for each block.
         prompt_layers: how many of the first blocks are prompted.
         pull: weight of the cosines.
+
+    Raises:
+        ValueError: top is not from 1 to pool_size, or the setting has no backbone for prompts.
     """
 
     def __init__(

@@ -23,6 +23,9 @@ class MVP(PromptedMethod):
 
     This is flyk's reading of the paper; its scaling of features by a class's margin is left out. The stream's borders
     are not used.
+
+    Raises:
+        ValueError: temperature is not above 0, or the setting has no backbone for prompts.
     """
 
     def __init__(

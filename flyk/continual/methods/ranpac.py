@@ -31,6 +31,9 @@ class RanPAC(Method):
     Args:
         expansion, sparse, winners: of the expansion; see ridge_router. The paper's is dense, and all entries count.
         ridges: the grid, rising.
+
+    Raises:
+        ValueError: ridges do not rise or are not above 0.
     """
 
     def __init__(

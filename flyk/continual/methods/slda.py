@@ -15,6 +15,9 @@ class SLDA(Method):
     ``S = (Σ x xᵀ - Σ_c n_c μ_c μ_cᵀ) / N``, ``Λ = ((1 - shrinkage) S + shrinkage I)⁻¹`` and the class of the largest
     ``μ_cᵀ Λ x - μ_cᵀ Λ μ_c / 2``. The paper updates S by each sample's distance from the mean as it then was; these
     sums give the covariance around the means of all samples, in any order. In float64.
+
+    Raises:
+        ValueError: shrinkage is not above 0 and at most 1.
     """
 
     sums: Tensor
