@@ -50,16 +50,17 @@ def page(folder: Path) -> str:
     lines = [
         "# Continual learning: measured",
         "",
-        f"Made by `bench/continual.py` from the files under `docs/results/{folder.name}`. A method's row is a config under",
-        "`examples/continual`, which holds its command; the tables in parts are `flyk continual ablate` of FlyPrompt's,",
-        "those of rates `bench/continual.py --tune`. Mean ± standard deviation over seeds, in %. *Paper* is",
-        "A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K, in five tasks, presumably of",
-        "unequal size, where here are ten equal ones: compare the order of rows and not their height. There RanPAC has a",
-        "fixed ridge and the training augmentation; here it chooses its ridge and is without its first phase. MISA is",
-        "here without its pretraining. *joint* rows see all classes from the start, so that only their A_last compares:",
-        "what the same head or prompt reaches without a stream, at its rate and number of passes. Rates were chosen on",
-        "another seed, which decides the stream and the start; the test samples are the same. *bank B* is the online",
-        "head together with averages of the decays B. [How the bench works, and what was seen](../continual.md).",
+        f"Made by `bench/continual.py` from the files under `docs/results/{folder.name}`. A method's row is a config",
+        "under `examples/continual`, which holds its command; the tables in parts are `flyk continual ablate` of",
+        "FlyPrompt's, those of rates `bench/continual.py --tune`. Mean ± standard deviation over seeds, in %.",
+        "*Paper* is A_auc / A_last of arXiv 2602.01976 on CIFAR-100 with a ViT-B/16 of ImageNet-21K, in five",
+        "tasks, presumably of unequal size, where here are ten equal ones: compare the order of rows and not",
+        "their height. There RanPAC has a fixed ridge and the training augmentation; here it chooses its ridge",
+        "and is without its first phase. MISA is here without its pretraining. *joint* rows see all classes from",
+        "the start, so that only their A_last compares: what the same head or prompt reaches without a stream, at",
+        "its rate and number of passes. Rates were chosen on another seed, which decides the stream and the",
+        "start; the test samples are the same. *bank B* is the online head together with averages of the decays",
+        "B. [How the bench works, and what was seen](../continual.md).",
     ]
     for part in sorted(path for path in folder.iterdir() if path.is_dir()):
         results = compare.read_results([part])
