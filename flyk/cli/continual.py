@@ -33,8 +33,12 @@ def run(
     The last lines printed are the paths of the reports.
     """
     from flyk.continual import bench
+    from flyk.continual.config import load_config
 
-    done = [bench.run_config(config, out, {} if one is None else {"seed": one}) for one in seed or [None]]
+    changes = [{"seed": one} for one in _once(seed)] or [{}]
+    for one in changes:
+        load_config(config, **one)  # all of them before the first begins
+    done = [bench.run_config(config, out, one) for one in changes]
     if json_:
         echo_json([result for result, _ in done])
     else:
@@ -70,9 +74,17 @@ def ablate(
     from flyk.continual import ablate as ablation
     from flyk.continual.config import load_config
 
-    seeds = seed or [load_config(config).seed]
+    seeds = _once(seed) or [load_config(config).seed]
     results = ablation.ablate(config, out, seeds)
     if json_:
         echo_json(ablation.table(results))
     else:
         typer.echo(ablation.as_text(results))
+
+
+def _once(seeds: list[int] | None) -> list[int]:
+    """The seeds that were given, none of them twice."""
+    seeds = seeds or []
+    if len(set(seeds)) < len(seeds):
+        raise ValueError(f"seed must be given once for each run, got {', '.join(map(str, seeds))}")
+    return seeds

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from flyk.continual.aggregate import AGGREGATIONS, aggregate
 from flyk.continual.batch import Batch
 from flyk.continual.compare import cell, spread
-from flyk.continual.config import load_config, make_config
+from flyk.continual.config import Config, load_config, make_config
 from flyk.continual.material import Material, load_material
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
@@ -91,7 +90,8 @@ class Ablated(FlyPrompt):
         routes |= {name: router.route(batch.features) for name, router in self.others.items()}
         if self.sweep:
             routes |= self._ridges(batch)
-        if home is not None:
+        alone = self.heads.num_experts == 1
+        if home is not None and not alone:
             routes["oracle router"] = home
         features = self.routed_features(batch, list(routes.values()))
         heads = [self.head_logits(h, ids, seen) for h, ids in zip(features, routes.values(), strict=True)]
@@ -100,7 +100,7 @@ class Ablated(FlyPrompt):
         }
         also |= {f"bank {name}": self._read(heads[0], bank, "softmax-max") for name, bank in BANKS.items()}
         also |= {f"aggregation {kind}": self._read(heads[0], MAIN, kind) for kind in AGGREGATIONS}
-        return Prediction(also["bank 0.9 0.99"], routes[""], heads[0].argmax(2), also)
+        return Prediction(also["bank 0.9 0.99"], None if alone else routes[""], heads[0].argmax(2), also)
 
     def _read(self, logits: Tensor, bank: tuple[int, ...], kind: str) -> Tensor:
         return aggregate(kind, logits[[0, *bank]]).argmax(1)
@@ -138,23 +138,30 @@ def ablate(
         raise ValueError(f"config: {path} must be of the method flyprompt to be ablated, got {base.method}")
     if chosen := {"decays", "aggregation"} & base.options.keys():
         raise ValueError(f"config: {path} must leave {' and '.join(sorted(chosen))} to the ablation, which reads all")
-    prompted = base.options.get("prompt_length") != 0
+    configs = [(name, variant(base, path, name, seed)) for name in variants(base) for seed in seeds]
     results = []
-    for name, changes in TRAINED.items():
-        if not prompted and name in OF_PROMPTS:
-            continue
-        for seed in seeds:
-            settings = {key: getattr(base, key) for key in base.__dataclass_fields__} | changes | {"seed": seed}
-            options = dict(base.options) | changes.get("options", {})
-            config = make_config(settings | {"options": options}, str(path))
-            material = material or load_material(config, progress)
+    for name, config in configs:
+        material = material or load_material(config, progress)
 
-            def make(setting: Setting, options: Mapping[str, Any] = options, routers: bool = name == "all") -> Ablated:
-                return Ablated(setting, routers=routers, **options)
+        def make(setting: Setting, config: Config = config, routers: bool = name == "all") -> Ablated:
+            return Ablated(setting, routers=routers, **config.options)
 
-            folder = out / f"{path.stem}-ablation" / name.replace(", ", "-").replace(" ", "-") / f"seed-{seed}"
-            results.append(run(config, folder, material, progress=progress, make=make) | {"variant": name})
+        folder = out / f"{path.stem}-ablation" / name.replace(", ", "-").replace(" ", "-") / f"seed-{config.seed}"
+        results.append(run(config, folder, material, progress=progress, make=make) | {"variant": name})
     return results
+
+
+def variants(base: Config) -> list[str]:
+    """Of TRAINED, those that a config can be varied by."""
+    prompted = base.options.get("prompt_length") != 0
+    return [name for name in TRAINED if prompted or name not in OF_PROMPTS]
+
+
+def variant(base: Config, path: Path, name: str, seed: int) -> Config:
+    """The config of `path` under the changes of that name."""
+    changes = TRAINED[name]
+    settings = {key: getattr(base, key) for key in base.__dataclass_fields__} | changes | {"seed": seed}
+    return make_config(settings | {"options": {**base.options, **changes.get("options", {})}}, str(path))
 
 
 def table(results: list[dict[str, Any]]) -> list[dict[str, Any]]:

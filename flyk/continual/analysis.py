@@ -22,7 +22,7 @@ LEAST_ROWS = 4  # that HSIC has an unbiased estimate for
 def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows: int = 128) -> dict[str, Any]:
     """For a method that routes: `confusion`, `cka` and `mean_cosine` between its experts. For others nothing.
 
-    `cka` needs four test samples, and is left out where there are fewer.
+    `cka` is left out where there are fewer than the four test samples it needs, and where all experts see the same.
 
     Args:
         counts: (E, C) training samples of each class that each expert saw.
@@ -34,6 +34,8 @@ def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows:
     seen = torch.from_numpy(counts.any(axis=0))
     known = torch.from_numpy(np.flatnonzero(seen.numpy()[part.labels.numpy()]))
     routes = [method.predict(Batch(part, chunk), seen).routes for chunk in known.split(rows)]
+    if any(one is None for one in routes):
+        return {}
     target = part.labels[known].numpy()
     routed = torch.cat([one for one in routes if one is not None]).numpy()
     out: dict[str, Any] = {"confusion": confusion(routed, home[target], len(counts)).tolist()}
@@ -43,7 +45,8 @@ def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows:
             torch.cat([method.expert_features(Batch(part, chunk), e) for chunk in alike.split(rows)])
             for e in range(len(counts))
         ]
-        out["cka"] = [[minibatch_cka(one, other) for other in features] for one in features]
+        if any(not torch.equal(one, features[0]) for one in features):
+            out["cka"] = cka_matrix(features)
     out["mean_cosine"] = mean_cosine(expert_means(material, counts)).tolist()
     return out
 
@@ -82,6 +85,12 @@ def minibatch_cka(X: Tensor, Y: Tensor, rows: int = 64) -> float:
             K, L = x @ x.T, y @ y.T
             sums += torch.stack([hsic(K, L), hsic(K, K), hsic(L, L)])
     return float(sums[0] / (sums[1] * sums[2]).sqrt())
+
+
+def cka_matrix(features: list[Tensor]) -> list[list[float]]:
+    """`minibatch_cka` of each pair; it is symmetric."""
+    lower = {(i, j): minibatch_cka(features[i], features[j]) for i in range(len(features)) for j in range(i + 1)}
+    return [[lower[max(i, j), min(i, j)] for j in range(len(features))] for i in range(len(features))]
 
 
 def expert_means(material: Material, counts: NDArray[np.int64]) -> Tensor:

@@ -30,7 +30,7 @@ def read_results(folders: Iterable[Path]) -> dict[str, list[dict[str, Any]]]:
         for path in sorted([*folder.glob("**/seed-*/result.json"), *folder.glob("**/seed-*.json")]):
             try:
                 result = json.loads(path.read_text())
-                result["config"]["seed"], result["measures"]["a_last"]
+                result["config"]["seed"], result["measures"]["a_last"] + 0, sum(result["seconds"].values())
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"runs: {path} can't be read as the result of a run: {error!r}") from error
             named = path.parent if path.name == "result.json" else path

@@ -11,7 +11,7 @@ from typing import Any
 
 from flyk._packages import need
 from flyk.continual.batch import AUGMENTATIONS
-from flyk.continual.methods import METHODS, check_options, is_number, is_whole
+from flyk.continual.methods import METHODS, check_options, has_prompts, is_number, is_whole
 
 BACKBONES = ("vit-s", "efficientnet", "minilm", "none")
 STREAMS = ("si-blurry", "class", "domain", "joint")
@@ -26,16 +26,17 @@ CHOICES = {
     "augment": AUGMENTATIONS,
     "precision": PRECISIONS,
 }
-WHOLE = {
-    "resolution": 14,
-    "train_per_class": 1,
-    "test_per_class": 1,
-    "tasks": 1,
-    "passes": 1,
-    "batch_size": 1,
-    "online_iter": 1,
-    "eval_every": 1,
-    "seed": 0,
+MANY = 10**9
+WHOLE = {  # the least and the largest
+    "resolution": (14, MANY),
+    "train_per_class": (1, MANY),
+    "test_per_class": (1, MANY),
+    "tasks": (1, 10**6),
+    "passes": (1, MANY),
+    "batch_size": (1, MANY),
+    "online_iter": (1, MANY),
+    "eval_every": (1, MANY),
+    "seed": (0, 2**63 - 1),
 }
 
 
@@ -94,12 +95,12 @@ class Config:
 
     def __post_init__(self) -> None:
         optional = {one.name for one in fields(self) if one.default is None}
-        for name, low in WHOLE.items():
+        for name, (low, high) in WHOLE.items():
             value = getattr(self, name)
             if value is None and name in optional:
                 continue
-            if not is_whole(value) or value < low:
-                raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
+            if not is_whole(value) or not low <= value <= high:
+                raise ValueError(f"{name} must be a whole number from {low} to {high}, got {value!r}")
         for name, choices in CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name} must be one of {', '.join(choices)}, got {getattr(self, name)!r}")
@@ -127,6 +128,8 @@ class Config:
         if not isinstance(self.options, Mapping):
             raise ValueError(f"options must be a table, got {self.options!r}")
         check_options(self.method, self.options)
+        if self.backbone in ("efficientnet", "none") and has_prompts(self.method, self.options):
+            raise ValueError(f"backbone must be vit-s or minilm for {self.method} with prompts, got {self.backbone}")
 
 
 def load_config(path: Path, **changes: Any) -> Config:

@@ -91,42 +91,61 @@ def features_from_images(
     return _assemble(source, images.names, features, images.labels[chosen], is_test[chosen], from_cache)
 
 
-def features_from_file(file: str | Path, *, limit: int | None = None, seed: int = 0) -> FeatureSet:
+def features_from_file(
+    file: str | Path, *, limit: int | None = None, seed: int = 0, argument: str = "features"
+) -> FeatureSet:
     """Features made elsewhere.
 
     An .npz or .safetensors file has `x` (N, d) features, `y` (N) whole numbers and perhaps `split` (N; 0 train,
     1 test), `names` (a name for each class; .npz only) and `domain` (N whole numbers). An .npy file is one (N, d + 1)
-    table whose last column is `y`. `limit` and `seed` are as in features_from_images.
+    table whose last column is `y`. `limit` and `seed` are as in features_from_images; errors begin with `argument`.
 
     Raises:
         ValueError: the file can't be read without unpickling or is not as described.
     """
     path = Path(file)
-    arrays = read_arrays(path)
+    what = f"{argument}: {path}"
+    arrays = read_arrays(path, argument)
     if "" in arrays:
-        arrays = _unpack_table(arrays[""], path)
+        arrays = _unpack_table(arrays[""], what)
     if missing := {"x", "y"} - arrays.keys():
-        raise ValueError(f"features: {path} must have the arrays x and y and lacks {sorted(missing)}")
-    x = arrays["x"]
-    if x.ndim != 2 or 0 in x.shape or not np.issubdtype(x.dtype, np.number) or not np.isfinite(x).all():
-        raise ValueError(f"features: `x` of {path} must be (N, d) finite numbers, got {x.dtype} of shape {x.shape}")
-    labels, names, own = check_labels(arrays, len(x), f"features: {path}")
-    domains = check_domains(arrays, len(x), f"features: {path}")
+        raise ValueError(f"{what} must have the arrays x and y and lacks {sorted(missing)}")
+    x = _check_features(arrays["x"], what)
+    labels, names, own = check_labels(arrays, len(x), what)
+    domains = check_domains(arrays, len(x), what)
     is_test = split(labels, own, seed)
     chosen = _draw(labels, is_test, limit, seed)
-    features = x[chosen].astype(np.float32)
-    assembled = _assemble(f"features in {path.name}", names, features, labels[chosen], is_test[chosen], None)
+    assembled = _assemble(f"features in {path.name}", names, x[chosen], labels[chosen], is_test[chosen], None)
     return assembled if domains is None else replace(assembled, train_domains=domains[chosen][~is_test[chosen]])
 
 
-def _unpack_table(table: NDArray, path: Path) -> dict[str, NDArray]:
-    numeric = table.ndim == 2 and table.shape[1] >= 2 and np.issubdtype(table.dtype, np.number)
-    if not numeric or not np.isfinite(table).all() or (table[:, -1] != table[:, -1].astype(np.int64)).any():
+def _check_features(x: NDArray, what: str) -> NDArray[np.float32]:
+    """The features as float32; ValueError where they are not (N, d) real numbers, or one is not finite as float32."""
+    if x.ndim != 2 or 0 in x.shape or not _is_real(x):
+        raise ValueError(f"{what}: `x` must be (N, d) real numbers, got {x.dtype} of shape {x.shape}")
+    with np.errstate(over="ignore"):  # what is beyond float32 becomes infinite
+        out = x.astype(np.float32, copy=False)
+    if len(bad := np.flatnonzero(~np.isfinite(out).all(axis=1))):
         raise ValueError(
-            f"features: {path} must be an (N, d + 1) table with whole numbers in its last column, "
-            f"got {table.dtype} of shape {table.shape}"
+            f"{what}: `x` must be finite as float32, and {len(bad)} of its {len(x)} rows are not, first row {bad[0]}"
         )
-    return {"x": table[:, :-1], "y": table[:, -1].astype(np.int64)}
+    return out
+
+
+def _unpack_table(table: NDArray, what: str) -> dict[str, NDArray]:
+    if table.ndim == 2 and table.shape[1] >= 2 and _is_real(table):
+        with np.errstate(invalid="ignore"):  # what is no whole number differs from its cast
+            labels = table[:, -1].astype(np.int64)
+        if (table[:, -1] == labels).all():
+            return {"x": table[:, :-1], "y": labels}
+    raise ValueError(
+        f"{what} must be an (N, d + 1) table of real numbers, whole ones in its last column, "
+        f"got {table.dtype} of shape {table.shape}"
+    )
+
+
+def _is_real(array: NDArray) -> bool:
+    return np.issubdtype(array.dtype, np.integer) or np.issubdtype(array.dtype, np.floating)
 
 
 def split(labels: NDArray[np.int64], own: NDArray[np.bool_] | None, seed: int) -> NDArray[np.bool_]:

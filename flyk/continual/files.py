@@ -9,10 +9,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def read_arrays(path: Path) -> dict[str, NDArray]:
+def read_arrays(path: Path, argument: str | None = None) -> dict[str, NDArray]:
     """The arrays of an .npz or .safetensors file by name, or the one of an .npy file under the name "".
 
     Nothing is unpickled. bfloat16 comes as float32.
+
+    Args:
+        path: the file.
+        argument: the name of the argument or setting that names the file, for the error's words.
 
     Raises:
         ValueError: the file is not there, damaged, or of another kind.
@@ -28,7 +32,8 @@ def read_arrays(path: Path) -> dict[str, NDArray]:
         with loaded:
             return {name: loaded[name] for name in loaded.files}
     except Exception as error:  # a damaged file may raise nearly anything: zlib, zip, header and end-of-file errors
-        raise ValueError(f"{path} can't be read as .npz, .npy or .safetensors without pickles: {error}") from error
+        what = f"{argument}: {path}" if argument else str(path)
+        raise ValueError(f"{what} can't be read as .npz, .npy or .safetensors without pickles: {error}") from error
 
 
 def cache_folder() -> Path:

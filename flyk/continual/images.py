@@ -121,7 +121,7 @@ def _folder(root: Path) -> ImageSet:
 
 
 def _pack(path: Path) -> ImageSet:
-    pack = read_arrays(path)
+    pack = read_arrays(path, "data")
     if missing := {"data", "off", "y"} - pack.keys():
         raise ValueError(f"data: the pack {path} must have the arrays data, off and y and lacks {sorted(missing)}")
     bytes_, off = pack["data"], pack["off"].astype(np.int64)
@@ -129,7 +129,7 @@ def _pack(path: Path) -> ImageSet:
         raise ValueError(f"data: the offsets `off` of the pack {path} must rise from 0 to the length of `data`")
     if bytes_.dtype != np.uint8 or bytes_.ndim != 1:
         raise ValueError(f"data: `data` of the pack {path} must be flat uint8, got {bytes_.dtype} {bytes_.shape}")
-    labels, names, is_test = check_labels(pack, len(off) - 1, str(path))
+    labels, names, is_test = check_labels(pack, len(off) - 1, f"data: {path}")
 
     def content(i: int) -> bytes:
         return bytes_[off[i] : off[i + 1]].tobytes()
@@ -137,7 +137,7 @@ def _pack(path: Path) -> ImageSet:
     def image(i: int) -> NDArray[np.uint8]:
         return _decode(content(i), f"image {i} of {path}")
 
-    domains = check_domains(pack, len(labels), str(path))
+    domains = check_domains(pack, len(labels), f"data: {path}")
     return ImageSet(path.stem, labels, names, is_test, content, image, domains)
 
 
@@ -202,7 +202,7 @@ def _torchvision(name: str) -> ImageSet:
 
     def image(i: int) -> NDArray[np.uint8]:
         picture = sets[0][i][0] if i < first else sets[1][i - first][0]
-        return np.asarray(picture.convert("RGB"))
+        return _rgb(picture, f"image {i} of {name}")
 
     return ImageSet(
         source=f"torchvision {name}",
@@ -225,6 +225,23 @@ def _decode(content: bytes, what: str) -> NDArray[np.uint8]:
     image = need("PIL.Image", PILLOW)
     try:
         with image.open(io.BytesIO(content)) as picture:
-            return np.asarray(picture.convert("RGB"))
+            picture.load()
+    except image.UnidentifiedImageError as error:  # its words have only the address of a buffer
+        raise ValueError(f"data: {what} can't be read as an image: Pillow knows no such format") from error
     except (OSError, SyntaxError, ValueError, image.DecompressionBombError) as error:
+        raise ValueError(f"data: {what} can't be read as an image: {error}") from error
+    return _rgb(picture, what)
+
+
+def _rgb(picture: Any, what: str) -> NDArray[np.uint8]:
+    """The pixels of a picture of Pillow; of 16-bit grey, which Pillow would clip at 255, the high bytes."""
+    # PNG and PGM have at most 16 bits, also where Pillow keeps them in 32.
+    if picture.mode.startswith("I;16") or (picture.mode == "I" and picture.format in ("PNG", "PPM")):
+        grey = (np.asarray(picture) >> 8).astype(np.uint8)
+        return np.stack([grey] * 3, axis=-1)
+    if picture.mode in ("I", "F"):
+        raise ValueError(f"data: {what} must have 8 or 16 bits a channel, got Pillow's mode {picture.mode!r}")
+    try:
+        return np.asarray(picture.convert("RGB"))
+    except ValueError as error:
         raise ValueError(f"data: {what} can't be read as an image: {error}") from error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from flyk.continual.backbone import EfficientNetLite0
 from flyk.continual.batch import Part
 from flyk.continual.cache import cached
 from flyk.continual.config import Config
-from flyk.continual.data import check_parts, features_from_file, split
-from flyk.continual.files import cache_folder
+from flyk.continual.data import FeatureSet, check_parts, features_from_file, split
+from flyk.continual.files import cache_folder, read_arrays
 from flyk.continual.images import ImageSet, load_images
 from flyk.continual.promptable import PromptableViT
 from flyk.continual.streams import Draws
@@ -27,6 +28,7 @@ from flyk.continual.texts import MiniLM, TextSet, load_texts
 from flyk.continual.vit import vit_s
 
 BATCH = 64
+VARIABLE = re.compile(r"\$\{?(\w+)", re.ASCII)  # as os.path.expandvars has it
 Indices = NDArray[np.int64]
 
 
@@ -55,34 +57,61 @@ def load_material(config: Config, progress: bool = False) -> Material:
 
     Raises:
         ModuleNotFoundError: a package is missing; the message says how to install it.
-        ValueError: `data` is not there or not as described, or does not go with `backbone`.
+        ValueError: `data` or `repair` is not there or not as described, or `data` does not go with `backbone` or
+            `stream`.
     """
-    data = os.path.expandvars(config.data)
-    if "$" in data:
-        raise ValueError(f"data must name variables of the environment that are set, got {config.data!r}")
+    data = _filled("data", config.data)
     if data.endswith(".json.gz") != (config.backbone == "minilm"):
         raise ValueError(
             f"backbone must be minilm for .json.gz texts and another for the rest, got {config.backbone!r}"
         )
     if config.augment != "none" and config.backbone in ("minilm", "none"):
         raise ValueError(f"augment must be none where the data are no images, got {config.augment!r}")
+    samples = _read(data, config)
+    if config.stream == "domain":  # said before the features are made, which may take hours
+        need_domains(config, samples.train_domains if isinstance(samples, FeatureSet) else samples.domains)
+    if isinstance(samples, FeatureSet):
+        return _of_features(samples, config)
+    if isinstance(samples, TextSet):
+        return _of_texts(samples, MiniLM(), config, progress)
+    return _of_images(samples, _image_backbone(config), config, progress)
+
+
+def need_domains(config: Config, domains: Indices | None) -> Indices:
+    """The domains, for a stream that goes by them; ValueError where the data have none."""
+    if domains is None:
+        raise ValueError(f"stream must be another than domain for data without domains, such as {config.data!r}")
+    return domains
+
+
+def _filled(name: str, value: str) -> str:
+    """The value of a setting with the variables of the environment filled in."""
+    filled = os.path.expandvars(value)
+    if "$" in filled or not all(os.environ.get(variable) for variable in VARIABLE.findall(value)):
+        raise ValueError(f"{name} must name variables of the environment that are set and not empty, got {value!r}")
+    return filled
+
+
+def _read(data: str, config: Config) -> FeatureSet | TextSet | ImageSet:
     if config.backbone == "none":
-        return _of_features(Path(data), config)
+        return features_from_file(data, argument="data")
     if config.backbone == "minilm":
-        return _of_texts(load_texts(Path(data)), MiniLM(), config, progress)
-    return _of_images(load_images(data), _image_backbone(config), config, progress)
+        return load_texts(Path(data))
+    return load_images(data)
 
 
 def _image_backbone(config: Config) -> Any:
     if config.backbone == "efficientnet":
         return EfficientNetLite0(config.resolution)
-    repair = None if config.repair is None else Path(os.path.expandvars(config.repair))
-    identity = "vit-s" if repair is None else f"vit-s {hashlib.sha256(repair.read_bytes()).hexdigest()}"
+    repair, identity = None, "vit-s"
+    if config.repair is not None:
+        repair = Path(_filled("repair", config.repair))
+        read_arrays(repair, "repair")  # refuses what can't be read, by the setting's name
+        identity = f"vit-s {hashlib.sha256(repair.read_bytes()).hexdigest()}"
     return PromptableViT(vit_s(repair), "ViT-S/14", config.resolution, identity)
 
 
-def _of_features(path: Path, config: Config) -> Material:
-    data = features_from_file(path)
+def _of_features(data: FeatureSet, config: Config) -> Material:
     halves, chosen = [], []
     for features, labels, cap in (
         (data.train, data.train_labels, config.train_per_class),

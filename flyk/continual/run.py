@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,13 @@ from torch import Tensor
 from tqdm import tqdm
 
 from flyk._files import write_whole
-from flyk._machine import machine, peak_memory_mib, versions
+from flyk._machine import forget_peak_memory, machine, peak_memory_mib, versions
 from flyk._page import finite
 from flyk.continual import metrics
 from flyk.continual.analysis import analyse
 from flyk.continual.batch import Batch
 from flyk.continual.config import Config
-from flyk.continual.material import Material, load_material
+from flyk.continual.material import Material, load_material, need_domains
 from flyk.continual.methods import Method, Setting, make_method
 from flyk.continual.streams import (
     ClassIncrementalStream,
@@ -33,6 +34,7 @@ from flyk.continual.streams import (
 )
 
 TEST_ROWS = 128
+RESULT = ("config", "data", "measures", "tests", "analysis", "numbers", "seconds")  # what a report needs of it
 
 
 @dataclass
@@ -85,7 +87,8 @@ def run(
 
     `folder` gets config.json at the start, log.jsonl (a line for each test) and checkpoint.pt as it goes, and at the
     end result.json in place of the checkpoint. A run that was cut goes on from its checkpoint and ends with the same
-    numbers, times aside; a run that has its result is not made again.
+    numbers, times aside; a run that has its result is not made again. The folder knows the config and, until the
+    result, the samples; it does not know `make`, so a method of your own wants a folder of its own.
 
     Args:
         material: what load_material gives for this config, if it is at hand.
@@ -94,12 +97,15 @@ def run(
 
     Raises:
         ModuleNotFoundError: a package is missing; the message says how to install it.
-        ValueError: a setting or the data does not fit, or the folder holds a run of other settings.
+        ValueError: a setting or the data does not fit, or the folder holds a run of other settings or samples, or a
+            file that is damaged.
     """
-    _claim(folder, config)
+    folder = Path(folder)
+    _check_folder(folder, config)
     if (folder / "result.json").exists():
-        return json.loads((folder / "result.json").read_text())
-    begin = time.perf_counter()
+        return _read(folder / "result.json", RESULT)
+    started, begin = time.time(), time.perf_counter()
+    forget_peak_memory()
     material = material or load_material(config, progress)
     loaded = time.perf_counter()
     stream = make_stream(config, material)
@@ -108,6 +114,7 @@ def run(
         torch.manual_seed(config.seed)
         method = make(setting) if make else make_method(config.method, setting, config.options)
         try:
+            _write(folder / "config.json", json.dumps(asdict(config), indent=1) + "\n")
             record = _play(config, stream, material, method, folder, progress)
             analysis = analyse(method, material, np.array(record.counts), TEST_ROWS)
         finally:
@@ -122,6 +129,7 @@ def run(
             "features": material.train.features.shape[2],
             "train": len(material.train.labels),
             "test": len(material.test.labels),
+            "checksum": checksum(material),
             "task_samples": [len(task) for task in stream.tasks],
         },
         "measures": record.measures(),
@@ -135,7 +143,19 @@ def run(
     result = finite(result)
     _write(folder / "result.json", json.dumps(result, allow_nan=False) + "\n")
     (folder / "checkpoint.pt").unlink(missing_ok=True)
+    for half in folder.glob(".checkpoint-*.pt"):  # left by a process that was killed
+        if half.stat().st_mtime < started:
+            half.unlink()
     return result
+
+
+def checksum(material: Material) -> str:
+    """SHA-256 of the samples' labels and features, in order."""
+    digest = hashlib.sha256()
+    for part in (material.train, material.test):
+        for values in (part.labels, part.features):
+            digest.update(values.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def make_stream(config: Config, material: Material) -> Stream:
@@ -144,9 +164,7 @@ def make_stream(config: Config, material: Material) -> Stream:
     if config.stream == "joint":
         return JointStream(len(labels), passes=config.passes, seed=config.seed)
     if config.stream == "domain":
-        if material.domains is None:
-            raise ValueError(f"stream must be another than domain for data without domains, such as {config.data!r}")
-        return DomainIncrementalStream(material.domains, seed=config.seed)
+        return DomainIncrementalStream(need_domains(config, material.domains), seed=config.seed)
     options: dict[str, Any] = {"random_cuts": config.random_cuts, "seed": config.seed}
     if config.stream == "class":
         return ClassIncrementalStream(labels, config.tasks, **options)
@@ -172,8 +190,8 @@ def make_setting(config: Config, material: Material, stream: Stream) -> Setting:
 
 def _play(config: Config, stream: Stream, material: Material, method: Method, folder: Path, progress: bool) -> Record:
     """Shows the batches that are left, tests when it is time, and saves after each test."""
-    draws = torch.Generator().manual_seed(config.seed)
-    record, first = _resume(folder, method, draws)
+    draws, data = torch.Generator().manual_seed(config.seed), checksum(material)
+    record, first = _resume(folder, data, method, draws)
     batches = list(_steps(stream, config))
     for step in tqdm(
         range(first, len(batches)), config.method, len(batches), initial=first, disable=None if progress else True
@@ -192,7 +210,7 @@ def _play(config: Config, stream: Stream, material: Material, method: Method, fo
             last = step + 1 == len(batches)
             record.tests.append(why | evaluate(method, material, np.array(record.counts), last))
             record.seconds["testing"] += time.perf_counter() - start
-            _save(folder, step + 1, record, method, draws)
+            _save(folder, step + 1, record, data, method, draws)
     return record
 
 
@@ -246,27 +264,38 @@ def _joined(parts: list[Tensor]) -> np.ndarray:
     return torch.cat(parts).numpy() if parts else np.zeros(0, dtype=np.int64)
 
 
-def _claim(folder: Path, config: Config) -> None:
-    """Writes config.json, or checks that what the folder keeps is of the same settings.
+def _check_folder(folder: Path, config: Config) -> None:
+    """Raises ValueError where what the folder keeps is of other settings.
 
     A run that failed before its first test has kept nothing, so that its settings may be mended.
     """
     path, mine = folder / "config.json", json.loads(json.dumps(asdict(config)))
     if not path.exists() or not any((folder / name).exists() for name in ("checkpoint.pt", "result.json")):
-        _write(path, json.dumps(mine, indent=1) + "\n")
         return
-    there = json.loads(path.read_text())
+    there = _read(path)
     for key in mine:
         if mine[key] != there.get(key):
-            differs = f"{key} is {there.get(key)!r} there and {mine[key]!r} here"
+            differs = f"in {folder} {key} is {there.get(key)!r} and here {mine[key]!r}"
             raise ValueError(f"out must be the folder of a run of the same settings, and {differs}")
 
 
-def _save(folder: Path, step: int, record: Record, method: Method, draws: torch.Generator) -> None:
+def _read(path: Path, keys: Collection[str] = ()) -> dict[str, Any]:
+    """The table of a JSON file of a run, which must have these keys."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or set(keys) - found.keys():
+        raise ValueError(f"{path} is damaged; delete the folder {path.parent} to make the run anew")
+    return found
+
+
+def _save(folder: Path, step: int, record: Record, data: str, method: Method, draws: torch.Generator) -> None:
     """The checkpoint, and the log of the tests it knows."""
     state = {
         "step": step,
         "record": json.dumps(asdict(record)),
+        "data": data,
         "method": method.state_dict(),
         "torch": torch.get_rng_state(),
         "draws": draws.get_state(),
@@ -276,19 +305,24 @@ def _save(folder: Path, step: int, record: Record, method: Method, draws: torch.
     _write(folder / "log.jsonl", "".join(json.dumps(finite(line)) + "\n" for line in record.tests))
 
 
-def _resume(folder: Path, method: Method, draws: torch.Generator) -> tuple[Record, int]:
+def _resume(folder: Path, data: str, method: Method, draws: torch.Generator) -> tuple[Record, int]:
     """The record and the step of the checkpoint, whose state the method and the generators take; or a new start."""
     path = folder / "checkpoint.pt"
     if not path.exists():
         return Record(), 0
     try:
         state = torch.load(path, weights_only=True)
-        method.load_state_dict(state["method"])
+        same = state["data"] == data
+        if same:
+            method.load_state_dict(state["method"])
+            torch.set_rng_state(state["torch"])
+            draws.set_state(state["draws"])
+        record, step = Record(**json.loads(state["record"])), state["step"]
     except Exception as error:  # unpickling, zip and key errors of many kinds
-        raise ValueError(f"the checkpoint {path} can't be read; delete it to start anew: {error}") from error
-    torch.set_rng_state(state["torch"])
-    draws.set_state(state["draws"])
-    return Record(**json.loads(state["record"])), state["step"]
+        raise ValueError(f"the checkpoint {path} can't be read; delete it to start anew: {error!r}") from error
+    if not same:
+        raise ValueError(f"data must give the samples that the run began with; delete {path} to start anew with these")
+    return record, step
 
 
 def _write(path: Path, text: str) -> None:

@@ -59,7 +59,8 @@ def _charts(result: dict[str, Any]) -> str:
             ("agreement", names[1:], "agreement, %", "How often an averaged head says what the online head says."),
         ):
             curves = {name: [test[key][i] for test in tests] for i, name in enumerate(heads)}
-            figures.append((charts.curves_chart(tests, curves, label), text))
+            if curves:
+                figures.append((charts.curves_chart(tests, curves, label), text))
     ends = [test for test in tests if test["at_task_end"]]
     figures.append(
         (

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import reprlib
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -50,25 +52,18 @@ class TextSet:
 def load_texts(path: Path) -> TextSet:
     """The texts of a gzipped JSON file of `train` and `test`, lists of [text, label], and perhaps `source`.
 
-    `domains`, if there, is a table of domains and the labels that belong to each.
+    `domains`, if there, is a table of domains and the labels that belong to each, every label in one of them.
 
     Raises:
         ValueError: the file can't be read or is not as described.
     """
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as file:
-            content = json.load(file)
-        parts = [content["train"], content["test"]]
-        rows = [(str(text), str(label)) for part in parts for text, label in part]
-        domain_of = {label: domain for domain, labels in content.get("domains", {}).items() for label in labels}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"data: {path} must be gzipped JSON with train and test, lists of [text, label]: {error!r}"
-        ) from error
+    content = _read(path)
+    rows = content["train"] + content["test"]
     names, labels = np.unique([label for _, label in rows], return_inverse=True)
     domains = None
-    if domain_of:
-        if missing := set(names) - domain_of.keys():
+    if (table := content.get("domains", {})) != {}:
+        domain_of = _domain_of(table, path)
+        if missing := set(names.tolist()) - domain_of.keys():
             raise ValueError(f"data: `domains` of {path} must have every label and lacks {sorted(missing)[:3]}")
         kinds = sorted(set(domain_of.values()))
         domains = np.array([kinds.index(domain_of[name]) for name in names], dtype=np.int64)[labels]
@@ -77,9 +72,48 @@ def load_texts(path: Path) -> TextSet:
         texts=[text for text, _ in rows],
         labels=labels.astype(np.int64),
         names=names.tolist(),
-        is_test=np.arange(len(rows)) >= len(parts[0]),
+        is_test=np.arange(len(rows)) >= len(content["train"]),
         domains=domains,
     )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What the file has, with `train` and `test` checked."""
+    wanted = f"data: {path} must be gzipped JSON with train and test, lists of [text, label]"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as file:
+            content = json.load(file)
+    except (OSError, EOFError, ValueError, RecursionError, zlib.error) as error:
+        raise ValueError(f"{wanted}, and can't be read: {error}") from error
+    for part in ("train", "test"):
+        rows = content.get(part) if isinstance(content, dict) else None
+        if not isinstance(rows, list):
+            raise ValueError(f"{wanted}, and has no list {part}")
+        for i, row in enumerate(rows):
+            if not (_are_strings(row) and len(row) == 2):
+                raise ValueError(f"{wanted}, two strings, and row {i} of {part} is {reprlib.repr(row)}")
+    return content
+
+
+def _domain_of(table: Any, path: Path) -> dict[str, str]:
+    """The domain of each label, from a table of the labels of each domain."""
+    if not isinstance(table, dict) or not all(_are_strings(labels) for labels in table.values()):
+        raise ValueError(
+            f"data: `domains` of {path} must be a table of domains and lists of their labels, got {reprlib.repr(table)}"
+        )
+    out: dict[str, str] = {}
+    for domain, labels in table.items():
+        for label in labels:
+            if out.setdefault(label, domain) != domain:
+                raise ValueError(
+                    f"data: `domains` of {path} must have each label in one domain, "
+                    f"and {label!r} is in {out[label]!r} and in {domain!r}"
+                )
+    return out
+
+
+def _are_strings(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
 
 
 class MiniLM(Promptable):

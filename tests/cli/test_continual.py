@@ -54,6 +54,15 @@ def test_ablation_prints_a_row_for_each_reading(config, tmp_path, monkeypatch):
     assert {row["variant"] for row in rows} == {"all", "mask seen"}
 
 
+@pytest.mark.parametrize("command", ["run", "ablate"])
+@pytest.mark.parametrize(("seeds", "words"), [((3, 3), "seed must be given once"), ((3, -1), "seed must be a whole")])
+def test_all_seeds_are_looked_at_before_the_first_begins(command, seeds, words, config, tmp_path):
+    done = flyk(command, config, "--seed", seeds[0], "--seed", seeds[1], "--out", tmp_path)
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -59,8 +59,10 @@ def test_limit_draws_the_same_share_of_every_class(tmp_path):
         ({"x": X}, "lacks"),
         ({"x": X[:, 0], "y": Y}, "x"),
         ({"x": X[:, :0], "y": Y}, "x"),
-        ({"x": np.where(X > 2, np.nan, X), "y": Y}, "finite"),
-        ({"x": X.astype(str), "y": Y}, "finite|numbers"),
+        ({"x": np.where(X[7, 1] == X, np.nan, X), "y": Y}, "`x` must be finite as float32, and 1 of its 60 .* row 7"),
+        ({"x": np.where(X[7, 1] == X, 1e300, X), "y": Y}, "`x` must be finite as float32, and 1 of its 60 .* row 7"),
+        ({"x": X.astype(complex), "y": Y}, "`x` must be .* real numbers, got complex128"),
+        ({"x": X.astype(str), "y": Y}, "`x` must be .* real numbers, got <U"),
         ({"x": X, "y": Y[:-1]}, "y"),
         ({"x": X, "y": Y + 0.5}, "y"),
         ({"x": X, "y": Y, "domain": Y + 0.5}, "`domain` must be 60 whole numbers, got float64"),
@@ -75,10 +77,27 @@ def test_bad_feature_files_are_refused(tmp_path, arrays, words):
         features_from_file(tmp_path / "f.npz")
 
 
-@pytest.mark.parametrize("table", [X[:, 0], X, np.full((4, 3), np.nan), np.array([["a", "b"]])])
+def test_errors_begin_with_the_arguments_name(tmp_path):
+    np.savez(tmp_path / "f.npz", x=X)
+    for name, words in (("f.npz", "must have the arrays"), ("absent.npz", "can't be read")):
+        for argument in ("features", "data"):
+            with pytest.raises(ValueError, match=rf"^{argument}: .*{name} {words}"):
+                features_from_file(tmp_path / name, argument=argument)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [X[:, 0], X, np.full((4, 3), np.nan), np.full((4, 3), 1e300), np.array([["a", "b"]]), np.ones((4, 3), complex)],
+)
 def test_tables_without_labels_are_refused(tmp_path, table):
     np.save(tmp_path / "f.npy", table)
     with pytest.raises(ValueError, match="last column"):
+        features_from_file(tmp_path / "f.npy")
+
+
+def test_a_table_that_is_not_finite_says_so(tmp_path):
+    np.save(tmp_path / "f.npy", np.column_stack([np.where(X > 2, np.inf, X), Y]))
+    with pytest.raises(ValueError, match="`x` must be finite as float32"):
         features_from_file(tmp_path / "f.npy")
 
 

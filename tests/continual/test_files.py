@@ -34,6 +34,8 @@ def test_what_cannot_be_read_is_named(tmp_path, name):
     np.save(tmp_path / "object.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
     with pytest.raises(ValueError, match=name):
         read_arrays(tmp_path / name)
+    with pytest.raises(ValueError, match=f"^data: .*{name} can't be read as"):
+        read_arrays(tmp_path / name, "data")
 
 
 def write_half(path):

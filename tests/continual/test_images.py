@@ -6,6 +6,7 @@ import types
 import numpy as np
 import pytest
 from made_images import make_pack, picture, png, save
+from PIL import Image
 
 from flyk.continual.images import load_images
 
@@ -42,7 +43,7 @@ def test_pack_without_split_and_names(tmp_path):
     ],
 )
 def test_bad_packs_are_refused(tmp_path, change, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=f"^data: .*{words}"):
         load_images(make_pack(tmp_path / "pack.npz", **change))
 
 
@@ -76,13 +77,43 @@ def test_damaged_image_is_named(tmp_path):
     save(tmp_path / "ape" / "good.png", 1)
     (tmp_path / "ape" / "bad.png").write_bytes(png(2)[:40])
     images = load_images(str(tmp_path))
-    with pytest.raises(ValueError, match=r"bad\.png"):
+    with pytest.raises(ValueError, match=r"bad\.png can't be read as an image"):
         images.image(0)
+
+
+def test_a_file_that_is_no_image_is_named_without_a_buffers_address(tmp_path):
+    save(tmp_path / "ape" / "good.png", 1)
+    (tmp_path / "ape" / "bad.png").write_text("no image")
+    with pytest.raises(ValueError, match=r"^data: .*bad\.png can't be read as an image: (?!.*BytesIO)"):
+        load_images(str(tmp_path)).image(0)
+
+
+DEEP = np.arange(0, 65536, 771, dtype=np.uint16)[:84].reshape(7, 12)
+
+
+@pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm", "big-endian.tif"])
+def test_grey_of_16_bits_keeps_its_high_byte(tmp_path, name):
+    (tmp_path / "ape").mkdir()
+    grey = Image.fromarray(DEEP)
+    if name == "big-endian.tif":
+        grey = Image.frombytes("I;16B", (12, 7), DEEP.astype(">u2").tobytes())
+    grey.save(tmp_path / "ape" / name)
+    image = load_images(str(tmp_path)).image(0)
+    assert image.dtype == np.uint8
+    np.testing.assert_array_equal(image, np.repeat(DEEP[:, :, None] // 256, 3, axis=2))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I", np.int32), ("F", np.float32)])
+def test_pixels_without_a_known_range_are_refused(tmp_path, mode, kind):
+    (tmp_path / "ape").mkdir()
+    Image.fromarray(DEEP.astype(kind)).save(tmp_path / "ape" / "a.tif")
+    with pytest.raises(ValueError, match=rf"^data: .*a\.tif must have 8 or 16 bits a channel, got .* mode '{mode}'"):
+        load_images(str(tmp_path)).image(0)
 
 
 @pytest.mark.parametrize("data", ["no/such/folder", "no-such-file.npz", "two words"])
 def test_names_of_nothing_are_refused(data):
-    with pytest.raises(ValueError, match=r"data|read"):
+    with pytest.raises(ValueError, match=r"^data(:| must)"):
         load_images(data)
 
 
@@ -143,6 +174,19 @@ def test_torchvision_set_by_name(torchvision, name):
     assert list(images.names) == ["low", "high"]
     assert images.image(3)[0, 0].tolist() == [110, 220, 145]
     assert len(images.content(3)) == 9 * 7 * 3
+
+
+@pytest.mark.parametrize(
+    ("value", "words"), [(np.uint16(65535), None), (np.float32(1), "image 4 of ToySet must have 8 or 16 bits")]
+)
+def test_deep_pixels_of_a_torchvision_set(torchvision, monkeypatch, value, words):
+    monkeypatch.setattr(ToySet, "__getitem__", lambda self, i: (Image.fromarray(np.full((7, 9), value // 2)), 0))
+    image = load_images("ToySet").image
+    if words:
+        with pytest.raises(ValueError, match=f"^data: {words}"):
+            image(4)
+    else:
+        assert image(4).tolist() == np.full((7, 9, 3), 127).tolist()
 
 
 @pytest.mark.parametrize("name", ["NoSuchSet", "helper"])

@@ -14,7 +14,7 @@ from made_material import PIXELS, tiny_vit
 from flyk.continual import material as module
 from flyk.continual.batch import Batch, Part
 from flyk.continual.config import make_config
-from flyk.continual.material import capped, load_material
+from flyk.continual.material import capped, load_material, need_domains
 from flyk.continual.methods import Setting, make_method
 from flyk.continual.promptable import PromptableViT
 from flyk.continual.run import make_stream
@@ -148,14 +148,25 @@ def test_texts_come_with_their_domains(cache, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"train": None}, "must be gzipped JSON with train and test"),
-        ({"train": [["a"]]}, "must be gzipped JSON with train and test"),
-        ({"domains": {"money": ["pay"]}}, "must have every label and lacks"),
-        ({"domains": [1]}, "must be gzipped JSON"),
+        ({"train": None}, "has no list train"),
+        ({"test": "ab"}, "has no list test"),
+        ({"train": [["a", "b"], ["a"]]}, r"row 1 of train is \['a'\]"),
+        ({"test": ["ab"]}, "row 0 of test is 'ab'"),
+        ({"train": [[None, "pay"]]}, r"row 0 of train is \[None, 'pay'\]"),
+        ({"train": [["a", 3]]}, r"row 0 of train is \['a', 3\]"),
+        ({"domains": {"money": ["pay"]}}, r"must have every label and lacks \['greet', 'song'\]"),
+        ({"domains": {"money": []}}, r"must have every label and lacks \['greet', 'pay', 'song'\]"),
+        ({"domains": [1]}, r"`domains` .* lists of their labels, got \[1\]"),
+        ({"domains": {"money": "pay"}}, "`domains` .* lists of their labels, got {'money': 'pay'}"),
+        ({"domains": {"money": [1]}}, "`domains` .* lists of their labels, got"),
+        (
+            {"domains": {"money": ["pay", "song"], "talk": ["greet", "song"]}},
+            "`domains` .* must have each label in one domain, and 'song' is in 'money' and in 'talk'",
+        ),
     ],
 )
 def test_bad_texts_are_named(tmp_path, change, words):
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=rf"^data: .*t\.json\.gz.* {words}|^data: {words}"):
         load_texts(texts_file(tmp_path / "t.json.gz", **change))
 
 
@@ -175,6 +186,20 @@ def test_texts_without_a_part_are_refused(tmp_path, monkeypatch, change, words):
 def test_a_file_that_is_no_gzip_is_named(tmp_path):
     (tmp_path / "t.json.gz").write_text("{}")
     with pytest.raises(ValueError, match="must be gzipped JSON"):
+        load_texts(tmp_path / "t.json.gz")
+
+
+@pytest.mark.parametrize("content", [b"[1, 2]", b'"text"', b"{", b"\xff", b"[" * 200_000])
+def test_gzipped_files_that_are_no_table_are_named(tmp_path, content):
+    (tmp_path / "t.json.gz").write_bytes(gzip.compress(content))
+    with pytest.raises(ValueError, match=r"^data: .*t\.json\.gz must be gzipped JSON"):
+        load_texts(tmp_path / "t.json.gz")
+
+
+def test_a_damaged_gzip_is_named(tmp_path):
+    content = gzip.compress(json.dumps(list(range(5000))).encode())
+    (tmp_path / "t.json.gz").write_bytes(content[:2000] + bytes(100) + content[2100:])
+    with pytest.raises(ValueError, match=r"^data: .*t\.json\.gz must be gzipped JSON"):
         load_texts(tmp_path / "t.json.gz")
 
 
@@ -216,16 +241,68 @@ def test_prompts_on_minilm_learn_and_padding_says_nothing(tmp_path):
     ("data", "changes", "words"),
     [
         ("$NO_SUCH_VARIABLE/x.npz", {}, "data must name variables"),
+        ("$EMPTY", {}, r"data must name variables of the environment that are set and not empty, got '\$EMPTY'"),
+        ("${EMPTY}x.npz", {}, "data must name variables"),
+        ("absent.npz", {}, "data: absent.npz can't be read"),
+        ("absent.json.gz", {"backbone": "minilm", "augment": "none"}, "data: absent.json.gz must be gzipped JSON"),
         ("x.json.gz", {}, "backbone must be minilm"),
         ("x.npz", {"backbone": "minilm"}, "backbone must be minilm"),
-        ("no/such.npz", {"backbone": "none", "augment": "none"}, "no/such.npz can't be read"),
+        ("no/such.npz", {"backbone": "none", "augment": "none"}, "data: no/such.npz can't be read"),
         ("x.npz", {"backbone": "none", "augment": "flip"}, "augment must be none where the data are no images"),
         ("no/such/folder", {"backbone": "efficientnet"}, "data must be a folder"),
     ],
 )
-def test_data_that_is_not_there_is_named(data, changes, words):
-    with pytest.raises(ValueError, match=words):
+def test_data_that_is_not_there_is_named(monkeypatch, data, changes, words):
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(ValueError, match=f"^{words}"):
         load_material(config(data, **changes))
+
+
+@pytest.mark.parametrize(
+    ("repair", "words"),
+    [
+        ("absent.safetensors", "repair: .*absent.safetensors can't be read"),
+        ("folder", "repair: .*folder can't be read"),
+        ("noise.safetensors", "repair: .*noise.safetensors can't be read"),
+        ("$NO_SUCH_VARIABLE/r.safetensors", "repair must name variables of the environment that are set"),
+        ("$EMPTY", "repair must name variables of the environment that are set"),
+    ],
+)
+def test_a_repair_that_is_not_there_is_named(tmp_path, monkeypatch, repair, words):
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "noise.safetensors").write_bytes(b"\xff" * 40)
+    with pytest.raises(ValueError, match=f"^{words}"):
+        load_material(config(make_pack(tmp_path / "pack.npz"), repair=repair))
+
+
+def test_variables_are_filled_in(cache, tmp_path, monkeypatch):
+    seen, vit = [], tiny_vit()
+    monkeypatch.setenv("HERE", str(tmp_path))
+    monkeypatch.setattr(module, "vit_s", lambda repair: seen.append(repair) or vit.model)
+    make_pack(tmp_path / "pack.npz")
+    np.savez(tmp_path / "r.npz", a=np.ones(1))
+    load_material(config("$HERE/pack.npz", repair="${HERE}/r.npz"))
+    assert seen == [tmp_path / "r.npz"]
+
+
+def test_a_stream_by_domain_of_data_without_is_refused_before_features_are_made(tmp_path, monkeypatch):
+    def never(*args, **options):
+        raise AssertionError("features are made")
+
+    for name in ("_features", "_image_backbone", "_of_features"):
+        monkeypatch.setattr(module, name, never)
+    monkeypatch.setattr(module, "MiniLM", never)
+    np.savez(tmp_path / "f.npz", x=np.random.default_rng(0).normal(size=(30, 4)), y=np.arange(30) % 3)
+    for settings in (
+        config(make_pack(tmp_path / "pack.npz"), stream="domain"),
+        config(texts_file(tmp_path / "t.json.gz", domains=None), backbone="minilm", augment="none", stream="domain"),
+        config(tmp_path / "f.npz", backbone="none", augment="none", stream="domain"),
+    ):
+        with pytest.raises(ValueError, match=r"^stream must be another than domain for data without domains, such as "):
+            load_material(settings)
+    assert need_domains(settings, np.arange(3)).tolist() == [0, 1, 2]
 
 
 def parts():

@@ -270,6 +270,16 @@ def test_slda_is_scikit_learns():
     assert ours.tolist() == theirs.predict(probe.features.double().numpy()).tolist()
 
 
+def test_slda_says_where_its_shrinkage_is_too_small():
+    material = blobs()
+    thrice = dataclasses.replace(material.train, features=1e3 * material.train.features.repeat(1, 1, 3))
+    method = make(dataclasses.replace(material, train=thrice), "slda", {"shrinkage": 1e-16})
+    batch = Batch(thrice, torch.arange(len(thrice.labels)))
+    method.observe(batch)
+    with pytest.raises(ValueError, match="shrinkage must be larger for these features, got 1e-16"):
+        method.predict(batch, torch.ones(6, dtype=torch.bool))
+
+
 def test_ranpac_holds_out_by_a_hash_and_counts_all_in_the_end():
     material = blobs(per_class=50)
     method = make(material, "ranpac", {"expansion": 32, "ridges": (0.1, 1.0, 10.0)})
@@ -338,7 +348,6 @@ def test_bad_options_of_the_others_are_named(images):
         ("ranpac", {"ridges": (1.0, 0.1)}, "ridges must rise"),
         ("slda", {"shrinkage": 0}, "shrinkage must be"),
         ("l2p", {"top": 11}, "top must be"),
-        ("codaprompt", {"components": 0}, "components must be at least 1, got 0"),
         ("mvp", {"temperature": 0.0}, "temperature must be above 0, got 0.0"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import torch
 from made_material import OPTIONS, blobs, pictures
 
+from flyk._machine import peak_memory_mib
 from flyk.continual import run as runner
 from flyk.continual.config import make_config
 from flyk.continual.methods import METHODS, make_method
@@ -96,9 +98,9 @@ def kept_bytes(state):
 def test_a_longer_stream_takes_no_more_memory(method, images, tmp_path, monkeypatch):
     sizes, save = [], runner._save
 
-    def weigh(folder, step, record, learner, draws):
+    def weigh(folder, step, record, data, learner, draws):
         sizes.append(kept_bytes(learner.state_dict()))
-        save(folder, step, record, learner, draws)
+        save(folder, step, record, data, learner, draws)
 
     monkeypatch.setattr(runner, "_save", weigh)
     run(config(method, stream="joint", passes=2, augment="none"), tmp_path, images)
@@ -111,6 +113,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
+from flyk._machine import peak_memory_mib
 from flyk.continual import run as runner
 from test_run import blobs, config
 batches = 0
@@ -144,10 +147,7 @@ def test_what_grows_and_what_trains_beside_the_heads_is_resumed(change, features
     options = {"prompt_length": 0, "expansion": 64} | change
     settings = config(options=options, augment="none")
     whole = run(settings, tmp_path / "whole", features)
-    with monkeypatch.context() as patch:
-        cut_at(8, patch)
-        with pytest.raises(CutError):
-            run(settings, tmp_path / "cut", features)
+    cut(settings, tmp_path / "cut", features, monkeypatch)
     assert numbers(run(settings, tmp_path / "cut", features)) == numbers(whole)
 
 
@@ -159,13 +159,14 @@ def test_a_run_that_is_done_is_not_made_again(features, tmp_path, monkeypatch):
 
 def test_a_folder_holds_one_run(features, tmp_path):
     run(config("ncm", augment="none"), tmp_path, features)
-    with pytest.raises(ValueError, match="eval_every is 20 there and 30 here"):
+    with pytest.raises(ValueError, match="eval_every is 20 and here 30"):
         run(config("ncm", augment="none", eval_every=30), tmp_path, features)
 
 
-def test_a_setting_that_was_refused_can_be_mended(features, tmp_path):
+def test_a_setting_that_was_refused_leaves_nothing_and_can_be_mended(features, tmp_path):
     with pytest.raises(ValueError, match="winners must be from 1 to 64, got 65"):
         run(config("ranpac", augment="none", options={"expansion": 64, "winners": 65}), tmp_path, features)
+    assert list(tmp_path.iterdir()) == []
     result = run(config("ranpac", augment="none", options={"expansion": 64, "winners": 6}), tmp_path, features)
     assert json.loads((tmp_path / "config.json").read_text()) == result["config"]
 
@@ -186,10 +187,68 @@ def test_a_test_before_any_class_that_has_test_samples_is_empty(images, tmp_path
     write_run_report(result, "few", tmp_path)
 
 
-def test_a_damaged_checkpoint_is_named(features, tmp_path):
+def cut(settings, folder, material, monkeypatch, step=8):
+    with monkeypatch.context() as patch:
+        cut_at(step, patch)
+        with pytest.raises(CutError):
+            run(settings, folder, material)
+
+
+def test_a_damaged_checkpoint_is_named(features, tmp_path, monkeypatch):
     (tmp_path / "checkpoint.pt").write_bytes(b"nothing")
     with pytest.raises(ValueError, match=r"checkpoint\.pt can't be read; delete it"):
         run(config("ncm", augment="none"), tmp_path, features)
+    (tmp_path / "checkpoint.pt").unlink()
+    cut(config("ncm", augment="none"), tmp_path, features, monkeypatch)
+    state = torch.load(tmp_path / "checkpoint.pt")
+    for key in state:
+        torch.save({name: value for name, value in state.items() if name != key}, tmp_path / "checkpoint.pt")
+        with pytest.raises(ValueError, match=r"checkpoint\.pt can't be read; delete it"):
+            run(config("ncm", augment="none"), tmp_path, features)
+
+
+def test_other_samples_do_not_go_on_where_a_run_was_cut(features, tmp_path, monkeypatch):
+    cut(config("ncm", augment="none"), tmp_path, features, monkeypatch)
+    train = dataclasses.replace(features.train, features=-features.train.features)
+    with pytest.raises(ValueError, match="data must give the samples that the run began with"):
+        run(config("ncm", augment="none"), tmp_path, dataclasses.replace(features, train=train))
+
+
+def test_what_a_killed_process_left_half_written_goes_with_the_checkpoint(features, tmp_path):
+    (tmp_path / ".checkpoint-0123.pt").write_bytes(b"half")
+    os.utime(tmp_path / ".checkpoint-0123.pt", (0, 0))
+    run(config("ncm", augment="none"), tmp_path, features)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "log.jsonl", "result.json"]
+
+
+@pytest.mark.parametrize("name", ["config.json", "result.json"])
+@pytest.mark.parametrize("text", ["", "[1]", '{"config": '])
+def test_a_damaged_file_of_a_run_is_named(name, text, features, tmp_path):
+    settings = config("ncm", augment="none")
+    run(settings, tmp_path, features)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=rf"{name} is damaged; delete the folder"):
+        run(settings, tmp_path, features)
+
+
+def test_one_expert_has_no_routes_to_measure(features, tmp_path):
+    options = {"prompt_length": 0, "experts": "one"}
+    result = run(config(options=options, augment="none"), tmp_path, features)
+    assert "routing" not in result["measures"]
+    assert "oracle router" not in result["measures"]
+    assert result["analysis"] == {}
+    write_run_report(result, "one", tmp_path)
+
+
+def test_a_run_has_its_own_peak_of_memory(features, tmp_path):
+    """Not that of what the process did before."""
+    if not Path("/proc/self/clear_refs").exists():
+        pytest.skip("the system can't forget a peak of memory")
+    large = torch.ones(300 << 18)  # 300 MiB
+    before = peak_memory_mib()
+    del large
+    result = run(config("ncm", augment="none"), tmp_path, features)
+    assert result["peak_memory_mib"] < before - 250
 
 
 def test_tests_come_at_intervals_and_task_ends_and_are_logged(features, tmp_path):
@@ -223,8 +282,8 @@ def test_domains_are_wanted_where_the_stream_is_of_domains(features, tmp_path):
         run(config("ncm", augment="none", stream="domain"), tmp_path, features)
 
 
-def test_prompts_want_images(features, tmp_path):
-    with pytest.raises(ValueError, match="backbone must be vit-s"):
+def test_prompts_want_a_backbone(features, tmp_path):
+    with pytest.raises(ValueError, match="backbone must be vit-s or minilm for a method with prompts, got None"):
         run(config("misa", augment="none"), tmp_path, features)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeGuard
 
 from flyk.continual.methods.base import Method, Prediction, Setting
+from flyk.continual.methods.prompted import PromptedMethod
 
 METHODS = {
     "flyprompt": "FlyPrompt",
@@ -23,7 +24,20 @@ METHODS = {
     "misa": "MISA",
 }
 
-__all__ = ["METHODS", "Method", "Prediction", "Setting", "check_options", "is_number", "is_whole", "make_method"]
+LOWEST = {"prompt_length": 0, "general": 0}  # of whole numbers; of the others 1
+LARGEST = 10**6
+
+__all__ = [
+    "METHODS",
+    "Method",
+    "Prediction",
+    "Setting",
+    "check_options",
+    "has_prompts",
+    "is_number",
+    "is_whole",
+    "make_method",
+]
 
 
 def is_whole(value: Any) -> TypeGuard[int]:
@@ -50,7 +64,10 @@ KINDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 
 def check_options(method: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError where a method has no option of a name, or one of another type; ranges are the method's own."""
+    """Raises ValueError where a method has no option of a name, or one of another type or far out of range.
+
+    Ranges that depend on more than the value are the method's own.
+    """
     parameters = inspect.signature(_class(method)).parameters
     known = {name: one.annotation for name, one in parameters.items() if one.kind == one.KEYWORD_ONLY}
     for name, value in options.items():
@@ -61,6 +78,15 @@ def check_options(method: str, options: Mapping[str, Any]) -> None:
         wanted, fits = KINDS[kind]
         if not (fits(value) or (value is None and kind != known[name])):
             raise ValueError(f"options: {name} must be {wanted}, got {value!r}")
+        if is_whole(value) and kind == "int" and not (low := LOWEST.get(name, 1)) <= value <= LARGEST:
+            raise ValueError(f"options: {name} must be from {low} to {LARGEST}, got {value}")
+        if kind == "float" and value is not None and value < 0:
+            raise ValueError(f"options: {name} must be at least 0, got {value}")
+
+
+def has_prompts(method: str, options: Mapping[str, Any]) -> bool:
+    """Whether a method with these options puts prompts into the backbone."""
+    return issubclass(_class(method), PromptedMethod) and options.get("prompt_length") != 0
 
 
 def make_method(method: str, setting: Setting, options: Mapping[str, Any]) -> Method:

@@ -26,7 +26,7 @@ class CODAPrompt(PromptedMethod):
         components: for each task.
 
     Raises:
-        ValueError: components is below 1, or the setting has no backbone for prompts.
+        ValueError: the setting has no backbone for prompts.
     """
 
     def __init__(
@@ -39,8 +39,6 @@ class CODAPrompt(PromptedMethod):
         orthogonality: float = 0.1,
     ):
         super().__init__(setting)
-        if components < 1:
-            raise ValueError(f"components must be at least 1, got {components}")
         d, self.orthogonality, self.task = setting.num_features, orthogonality, 0
         tasks, self.shape = setting.num_tasks, (prompt_layers, components, length, d)
 

@@ -119,12 +119,13 @@ class FlyPrompt(PromptedMethod):
 
     @torch.no_grad()
     def predict(self, batch: Batch, seen: Tensor, home: Tensor | None = None) -> Prediction:
-        routes = self.route(batch)
-        ways = {"routed": routes} if home is None else {"routed": routes, "oracle router": home}
+        routes, alone = self.route(batch), self.heads.num_experts == 1
+        ways = {"routed": routes} if home is None or alone else {"routed": routes, "oracle router": home}
         features = self.routed_features(batch, list(ways.values()))
         classes = [self.scores(h, ids, seen).argmax(1) for h, ids in zip(features, ways.values(), strict=True)]
-        also = {} if home is None else {"oracle router": classes[1]}
-        return Prediction(classes[0], routes, self.head_logits(features[0], routes, seen).argmax(2), also)
+        also = dict(zip(list(ways)[1:], classes[1:], strict=True))
+        heads = self.head_logits(features[0], routes, seen).argmax(2)
+        return Prediction(classes[0], None if alone else routes, heads, also)
 
     def route(self, batch: Batch) -> Tensor:
         """(N,) the expert of each row, by its unprompted features."""

@@ -16,6 +16,13 @@ class MISA(PromptedMethod):
     parameters, lets the classes at hand alone take part (set mask = "batch"). What it does before the stream is left
     out: it pretrains its prompts on ImageNet, to forget less, and no such data are at hand here. So this is a lower
     bound for it.
+
+    Args:
+        length: tokens for each block.
+        prompt_layers: how many of the first blocks are prompted.
+
+    Raises:
+        ValueError: the setting has no backbone for prompts.
     """
 
     def __init__(self, setting: Setting, *, length: int = 20, prompt_layers: int = 5):

@@ -24,6 +24,12 @@ class MVP(PromptedMethod):
     This is flyk's reading of the paper; its scaling of features by a class's margin is left out. The stream's borders
     are not used.
 
+    Args:
+        pool_size: entries.
+        length: tokens of an entry for each block.
+        prompt_layers: how many of the first blocks are prompted.
+        contrast, temperature, focus: see above.
+
     Raises:
         ValueError: temperature is not above 0, or the setting has no backbone for prompts.
     """

@@ -17,7 +17,7 @@ class SLDA(Method):
     sums give the covariance around the means of all samples, in any order. In float64.
 
     Raises:
-        ValueError: shrinkage is not above 0 and at most 1.
+        ValueError: shrinkage is not above 0 and at most 1, or, in `predict`, too small for the features.
     """
 
     sums: Tensor
@@ -44,6 +44,9 @@ class SLDA(Method):
         means = self.sums / self.counts.clamp(min=1)[:, None]
         within = (self.second - (means * self.counts[:, None]).T @ means) / self.counts.sum().clamp(min=1)
         within.mul_(1 - self.shrinkage).diagonal().add_(self.shrinkage)
-        weight = torch.cholesky_solve(means.T, torch.linalg.cholesky(within))
+        lower, failed = torch.linalg.cholesky_ex(within)
+        if failed:
+            raise ValueError(f"shrinkage must be larger for these features, got {self.shrinkage}")
+        weight = torch.cholesky_solve(means.T, lower)
         scores = batch.features.double() @ weight - (means.T * weight).sum(0) / 2
         return Prediction(scores.masked_fill(~seen, -torch.inf).argmax(1))
