@@ -6,7 +6,10 @@ published sampler loses samples and fails on some counts; this one deals out eve
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,9 +25,7 @@ class Draws:
     """
 
     def __init__(self, seed: int):
-        if not isinstance(seed, (int, np.integer)) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed must be a whole number of at least 0, got {seed!r}")
-        self._bits = np.random.PCG64(int(seed))
+        self._bits = np.random.PCG64(_whole_number("seed", seed, 0))
 
     def permutation(self, size: int) -> Indices:
         """A uniformly random order of range(size)."""
@@ -63,8 +64,7 @@ class Stream:
 
         A batch holds samples of one task only; the last batch of a task may be smaller; an empty task has none.
         """
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+        batch_size = _whole_number("batch_size", batch_size, 1)
         for task, samples in enumerate(self.tasks):
             for start in range(0, len(samples), batch_size):
                 yield task, samples[start : start + batch_size]
@@ -99,8 +99,8 @@ class SiBlurryStream(Stream):
         disjoint_classes: array of the classes that occur in their home task alone.
 
     Raises:
-        TypeError: labels are not whole numbers.
-        ValueError: labels are not one-dimensional or empty, or num_tasks, n, m or seed is out of range.
+        TypeError: labels are not whole numbers, or random_cuts is neither True nor False.
+        ValueError: labels are not one-dimensional or empty, or num_tasks, n, m or seed is no number or out of range.
     """
 
     def __init__(
@@ -114,16 +114,17 @@ class SiBlurryStream(Stream):
         seed: int = 0,
     ):
         labels = _whole_numbers("labels", labels)
-        if num_tasks < 1:
-            raise ValueError(f"num_tasks must be at least 1, got {num_tasks}")
+        num_tasks = _whole_number("num_tasks", num_tasks, 1)
         for name, percent in (("n", n), ("m", m)):
-            if not 0 <= percent <= 100:
-                raise ValueError(f"{name} must be a percentage from 0 to 100, got {percent}")
+            if not isinstance(percent, numbers.Real) or isinstance(percent, bool) or not 0 <= percent <= 100:
+                raise ValueError(f"{name} must be a percentage from 0 to 100, got {percent!r}")
+        if not isinstance(random_cuts, bool):
+            raise TypeError(f"random_cuts must be True or False, got {random_cuts!r}")
         draws = Draws(seed)
         deal = draws.cuts if random_cuts else even
 
         classes = draws.shuffled(np.unique(labels))
-        num_disjoint = int(len(classes) * n // 100)
+        num_disjoint = _share(len(classes), n)
         self.disjoint_classes = classes[:num_disjoint]
         blurry_classes = classes[num_disjoint:]
         disjoint = _split(self.disjoint_classes, deal(num_disjoint, num_tasks))
@@ -134,7 +135,7 @@ class SiBlurryStream(Stream):
         kept, pool = [], []
         for home in blurry:
             samples = draws.shuffled(np.flatnonzero(np.isin(labels, home)))
-            mixed = int(len(samples) * m // 100)
+            mixed = _share(len(samples), m)
             pool.append(samples[:mixed])
             kept.append(samples[mixed:])
         shares = draws.shuffled(np.concatenate(pool))
@@ -181,17 +182,30 @@ class JointStream(Stream):
         size: N samples.
         passes: how often all of them are shown, each time in a new order. This is the one stream that may repeat.
         seed: decides the orders.
+
+    Raises:
+        ValueError: size or passes is no whole number of at least 1, or seed none of at least 0.
     """
 
     def __init__(self, size: int, *, passes: int = 1, seed: int = 0):
-        if size < 1 or passes < 1:
-            raise ValueError(f"size and passes must be at least 1, got {size} and {passes}")
+        size, passes = _whole_number("size", size, 1), _whole_number("passes", passes, 1)
         draws = Draws(seed)
         self.tasks = [np.concatenate([draws.permutation(size) for _ in range(passes)])]
 
 
+def _share(total: int, percent: float) -> int:
+    """`percent` % of `total`, rounded down, as if 32.3 were exact, whose nearest float is a little less."""
+    return math.floor(total * percent / 100 * (1 + 1e-12))
+
+
 def _split(items: NDArray, counts: Indices) -> list[NDArray]:
     return np.split(items, np.cumsum(counts)[:-1])
+
+
+def _whole_number(name: str, value: Any, low: int) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+        raise ValueError(f"{name} must be a whole number of at least {low}, got {value!r}")
+    return int(value)
 
 
 def _whole_numbers(name: str, values: ArrayLike) -> NDArray:

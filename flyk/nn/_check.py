@@ -12,11 +12,13 @@ from torch import Tensor, strided
 
 
 def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
-    """`value` as an int from `low` to `high`."""
+    """`value`, which is no bool, as an int from `low` to `high`."""
     try:
-        number = operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
+        number = None
+    if number is None:
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
     if number < low or (high is not None and number > high):
         wanted = f"at least {low}" if high is None else f"from {low} to {high}"
         raise ValueError(f"{name} must be {wanted}, got {number}")
@@ -24,8 +26,8 @@ def integer(name: str, value: Any, low: int, high: int | None = None) -> int:
 
 
 def number(name: str, value: Any, low: float, high: float = math.inf) -> float:
-    """`value` as a finite float from `low` to `high`."""
-    if not isinstance(value, numbers.Real):
+    """`value`, which is no bool, as a finite float from `low` to `high`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}")
     result = float(value)
     if not (math.isfinite(result) and low <= result <= high):
@@ -48,11 +50,15 @@ def items(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def features(name: str, tensor: Tensor, wanted: int) -> None:
-    """A dense `tensor` whose last dimension is of this size. A sparse A cannot tell: it reads the columns it names."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(tensor).__name__}")
-    if tensor.layout != strided:
-        raise TypeError(f"{name} must be a dense tensor, got {str(tensor.layout).removeprefix('torch.')}")
-    if tensor.dim() == 0 or tensor.shape[-1] != wanted:
-        raise ValueError(f"{name} must have {wanted} features in its last dimension, got shape {tuple(tensor.shape)}")
+def tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+
+
+def features(name: str, x: Tensor, wanted: int) -> None:
+    """A dense `x` whose last dimension is of this size. A sparse A cannot tell: it reads the columns it names."""
+    tensor(name, x)
+    if x.layout != strided:
+        raise TypeError(f"{name} must be a dense tensor, got {str(x.layout).removeprefix('torch.')}")
+    if x.dim() == 0 or x.shape[-1] != wanted:
+        raise ValueError(f"{name} must have {wanted} features in its last dimension, got shape {tuple(x.shape)}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from flyk.nn._families import find
-from flyk.nn.prompt_pool import PromptPool
+from flyk.nn.prompt_pool import PromptPool, is_attached
 from flyk.nn.rear import REAR
 from flyk.nn.te2 import TE2Head
 
@@ -46,7 +46,7 @@ class FlyPrompt(nn.Module):
 
     Attributes:
         backbone: the same module; pool: PromptPool; heads: TE2Head; router: REAR.
-        handle: `handle.remove()` sets the backbone free.
+        handle: `handle.remove()` sets the backbone free; `forward` and `predict` then refuse.
 
     Raises:
         ValueError, TypeError: an argument that does not fit.
@@ -100,10 +100,10 @@ class FlyPrompt(nn.Module):
             x: what the backbone takes, or a mapping of its arguments by name.
 
         Raises:
-            RuntimeError: no expert has been started.
+            RuntimeError: no expert has been started, or the prompts are not attached to the backbone any more.
+            ValueError, TypeError: a backbone that is no module around a model was given what it does not take.
         """
-        with self.pool.use(self._current("forward")):
-            return self.heads(self._features(x))
+        return self.heads(self._prompted(x, self._current("forward")))
 
     def ema_step(self) -> None:
         """Move the current expert's averaged heads (Eq. 7): call it after an optimizer step.
@@ -140,11 +140,10 @@ class FlyPrompt(nn.Module):
             seen: (C,) bool; a class that is False gets 0. None for all.
 
         Raises:
-            RuntimeError: nothing has been observed.
+            RuntimeError: nothing has been observed, or the prompts are not attached to the backbone any more.
         """
         experts = self.route(x)
-        with self.pool.use(experts):
-            return self.heads.predict(self._features(x), experts, seen)
+        return self.heads.predict(self._prompted(x, experts), experts, seen)
 
     def train(self, mode: bool = True) -> FlyPrompt:
         """Sets the mode of all but the backbone, which stays in eval mode."""
@@ -161,7 +160,18 @@ class FlyPrompt(nn.Module):
             raise RuntimeError(f"{what} needs a current expert: call start_expert first")
         return self.current
 
+    def _prompted(self, x: Tensor | Mapping[str, Any], experts: int | Tensor) -> Tensor:
+        if not is_attached(self.pool, self._family):
+            raise RuntimeError("the backbone must be attached to the pool, got one set free: call pool.attach first")
+        with self.pool.use(experts):
+            return self._features(x)
+
     def _features(self, x: Tensor | Mapping[str, Any]) -> Tensor:
+        if self.backbone is self._family.owner:  # a module around it may take anything
+            if not isinstance(x, (Tensor, Mapping)):
+                raise TypeError(f"x must be a tensor or a mapping of arguments by name, got {type(x).__name__}")
+            if isinstance(x, Mapping) and not x:
+                raise ValueError("x must have an argument of the backbone, got an empty mapping")
         return self._family.features(self.backbone, x)
 
 

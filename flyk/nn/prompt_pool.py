@@ -128,11 +128,12 @@ class PromptPool(nn.Module):
             ValueError, TypeError: a shape that does not fit; within it also a backbone's number of rows.
             RuntimeError: `use` or `show` is entered already.
         """
+        _check.tensor("prompts", prompts)
         _ops_check.dtype("prompts", prompts)
         _ops_check.shape("prompts", prompts, "N", len(self.layers), self.length, self.embed_dim)
         if self._active is not None:
             raise RuntimeError("use is entered already: leave it before it is entered again")
-        self._active = _Active(prompts, torch.arange(len(prompts), device=prompts.device))
+        self._active = _Active(prompts, torch.arange(len(prompts), device=prompts.device), "prompts")
         try:
             yield
         finally:
@@ -143,6 +144,9 @@ class PromptPool(nn.Module):
             return _Active(self.prompts[_check.integer("expert_ids", expert_ids, 0, self.num_experts - 1)][None], None)
         _ops_check.dtype("expert_ids", expert_ids, (torch.int64,))
         _ops_check.shape("expert_ids", expert_ids, "N")
+        device = self.started.device
+        if expert_ids.is_meta or (expert_ids.device != device and expert_ids.device.type != "cpu"):
+            raise ValueError(f"expert_ids must be on the pool's device, {device}, or the CPU, got {expert_ids.device}")
         _ops_check.in_range("expert_ids", expert_ids, self.num_experts)
         experts, rows = expert_ids.unique(return_inverse=True)
         if not len(experts):
@@ -163,8 +167,7 @@ class PromptPool(nn.Module):
             raise ValueError(f"backbone must have tokens of width {self.embed_dim} (embed_dim), got {family.embed_dim}")
         if self.layers[-1] >= len(family.blocks):
             raise ValueError(f"backbone must have a block {self.layers[-1]} (layers), got {len(family.blocks)} blocks")
-        hooked = [getattr(hook, "__self__", None) for hook in family.blocks[self.layers[0]]._forward_hooks.values()]
-        if any(isinstance(hooks, _Hooks) and hooks.pool is self for hooks in hooked):
+        if is_attached(self, family):
             raise ValueError("backbone must be one to which this pool is not attached: remove the handle first")
         handles: list[RemovableHandle] = []
         for index, layer in enumerate(self.layers):
@@ -176,12 +179,20 @@ class PromptPool(nn.Module):
         return PromptHandle(handles)
 
     def get_extra_state(self) -> Tensor:
-        """The current expert, -1 for none."""
-        return torch.tensor(-1 if self.current is None else self.current)
+        """The current expert, -1 for none, and the layers."""
+        return torch.tensor([-1 if self.current is None else self.current, *self.layers])
 
     def set_extra_state(self, state: Tensor) -> None:
-        current = _check.integer("current", int(state), -1, self.num_experts - 1)
+        current, *layers = state.flatten().tolist()  # states used to be of the expert alone
+        if layers and tuple(layers) != self.layers:
+            raise ValueError(f"layers must be those of the state, {tuple(layers)}, got {self.layers}")
+        current = _check.integer("current", current, -1, self.num_experts - 1)
         self._train_only(None if current < 0 else current)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        if f"{prefix}_extra_state" in state_dict:  # first, so that a state that is refused changes nothing
+            self.set_extra_state(state_dict[f"{prefix}_extra_state"])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f"num_experts={self.num_experts}, length={self.length}, layers={self.layers}, current={self.current}"
@@ -199,12 +210,22 @@ class PromptHandle:
             handle.remove()
 
 
+def is_attached(pool: PromptPool, family: Family) -> bool:
+    """Whether the pool's hooks are on this backbone."""
+    hooked = [getattr(hook, "__self__", None) for hook in family.blocks[pool.layers[0]]._forward_hooks.values()]
+    return any(isinstance(hooks, _Hooks) and hooks.pool is pool for hooks in hooked)
+
+
 @dataclass(frozen=True)
 class _Active:
-    """The prompts in use: `stack` (P, layers, length, embed_dim), and which of the P each row has, None for the one."""
+    """The prompts in use: `stack` (P, layers, length, embed_dim), and which of the P each row has, None for the one.
+
+    `name` is the argument that said so.
+    """
 
     stack: Tensor
     rows: Tensor | None
+    name: str = "expert_ids"
 
     def tokens(self, index: int, like: Tensor) -> Tensor:
         """(N, length, embed_dim) prompts for the block `layers[index]`, of the rows and dtype of its input."""
@@ -212,7 +233,7 @@ class _Active:
         if self.rows is None:
             return stack.to(like.dtype).expand(like.shape[0], -1, -1)
         if len(self.rows) != like.shape[0]:
-            raise ValueError(f"expert_ids must have one id for each of {like.shape[0]} rows, got {len(self.rows)}")
+            raise ValueError(f"{self.name} must be one for each of {like.shape[0]} rows, got {len(self.rows)}")
         return stack.to(like.dtype)[self.rows]
 
 

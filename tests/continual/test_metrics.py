@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from flyk.continual import metrics
 
@@ -66,3 +67,69 @@ def test_measures_take_their_tests_by_why_they_were_made():
     assert got["a_last"] == 0.8
     assert got["forgetting"] == pytest.approx(0.5 - 0.7)
     assert got["bwt"] == pytest.approx(0.7 - 0.5)
+
+
+def test_lists_and_tensors_are_taken_as_arrays():
+    prediction, target, exposed = [0, 1, 1, 2], [0, 0, 1, 2], [True, True, False]
+    history = HISTORY.tolist()
+    for given in (lambda values: values, torch.tensor):
+        assert metrics.accuracy(given(prediction), given(target), given(exposed)) == pytest.approx(2 / 3)
+        row = metrics.class_accuracies(given(prediction), given(target), given(exposed))
+        np.testing.assert_array_equal(row, [0.5, 1.0, NAN])
+        assert metrics.routing_accuracy(given(prediction), given(target), given([0, 1, -1])) == pytest.approx(2 / 3)
+        assert metrics.home_experts(given([[5, 0], [6, 0]])).tolist() == [1, -1]
+        assert metrics.forgetting(given(history)) == pytest.approx(metrics.forgetting(HISTORY))
+        assert metrics.backward_transfer(given(history)) == pytest.approx(metrics.backward_transfer(HISTORY))
+        assert metrics.a_auc(given([0.5, 0.7])) == pytest.approx(0.6)
+    assert math.isnan(metrics.accuracy([], [], exposed))
+
+
+TRUE, TESTS = [True, True], [True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (lambda: metrics.accuracy([0, 1], [0, -1], TRUE), ValueError, "target must be from 0 to 1, got -1"),
+        (lambda: metrics.accuracy([0, 1], [0, 2], TRUE), ValueError, "target must be from 0 to 1, got 2"),
+        (lambda: metrics.accuracy([0, 1], [0, 1], [1, 1]), TypeError, "exposed must be True or False, got dtype int64"),
+        (lambda: metrics.accuracy([0], [0, 1], TRUE), ValueError, r"prediction must have shape \(2,\), got \(1,\)"),
+        (
+            lambda: metrics.accuracy([0, 1], [0.0, 1.0], TRUE),
+            TypeError,
+            "target must be whole numbers, got dtype float64",
+        ),
+        (lambda: metrics.accuracy([0, 1], [TRUE], TRUE), ValueError, r"target must have shape \(N,\), got \(1, 2\)"),
+        (lambda: metrics.accuracy([0, 1], TRUE, TRUE), TypeError, "target must be whole numbers, got dtype bool"),
+        (lambda: metrics.accuracy([0], [0], None), ValueError, r"exposed must have shape \(C,\), got \(\)"),
+        (lambda: metrics.accuracy([0], [0, [1]], TRUE), TypeError, "target must be an array, got list: "),
+        (
+            lambda: metrics.accuracy([0], torch.zeros(1, device="meta"), TRUE),
+            TypeError,
+            "target must be an array, got Tensor: ",
+        ),
+        (lambda: metrics.class_accuracies([0], [-1], TRUE), ValueError, "target must be from 0 to 1, got -1"),
+        (lambda: metrics.class_accuracies([0], [2], TRUE), ValueError, "target must be from 0 to 1, got 2"),
+        (lambda: metrics.class_accuracies([0], [0], [1, 0]), TypeError, "exposed must be True or False"),
+        (lambda: metrics.routing_accuracy([0], [-1], [0, 0]), ValueError, "target must be from 0 to 1, got -1"),
+        (lambda: metrics.routing_accuracy([0, 1], [0], [0, 0]), ValueError, r"routes must have shape \(1,\)"),
+        (lambda: metrics.routing_accuracy([0], [0], [0.5]), TypeError, "home must be whole numbers"),
+        (lambda: metrics.home_experts([5, 2]), ValueError, r"counts must have shape \(T, C\), got \(2,\)"),
+        (lambda: metrics.forgetting(HISTORY[0]), ValueError, r"history must have shape \(E, C\), got \(4,\)"),
+        (lambda: metrics.backward_transfer(HISTORY[0]), ValueError, r"history must have shape \(E, C\), got \(4,\)"),
+        (lambda: metrics.forgetting([["a"], ["b"]]), TypeError, "history must be numbers, got dtype <U1"),
+        (lambda: metrics.a_auc(0.5), ValueError, r"accuracies must have shape \(E,\), got \(\)"),
+        (lambda: metrics.a_avg([0.5, None]), TypeError, "task_ends must be numbers, got dtype object"),
+        (lambda: metrics.a_last([[0.5]]), ValueError, r"task_ends must have shape \(E,\), got \(1, 1\)"),
+        (lambda: metrics.measures([1.0, 1.0], HISTORY, TRUE, TRUE), ValueError, r"history must have shape \(2, C\)"),
+        (lambda: metrics.measures([1.0] * 3, HISTORY, TRUE, TESTS), ValueError, r"at_interval must have shape \(3,\)"),
+        (
+            lambda: metrics.measures([1.0] * 3, HISTORY, TESTS, [0, 2, 1]),
+            TypeError,
+            "at_task_end must be True or False",
+        ),
+    ],
+)
+def test_what_can_not_be_measured_is_refused_in_one_sentence(call, error, sentence):
+    with pytest.raises(error, match=f"^{sentence}"):
+        call()

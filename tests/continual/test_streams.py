@@ -1,5 +1,7 @@
 """Every sample once, for any counts; the shares that n and m name; the same stream everywhere."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from flyk.continual.streams import (
     Draws,
     JointStream,
     SiBlurryStream,
+    _share,
     even,
 )
 
@@ -92,6 +95,21 @@ def test_counts_that_do_not_divide_lose_nothing():
     assert sorted(np.concatenate(stream.tasks)) == list(range(53))
 
 
+@pytest.mark.parametrize("tenths", [323, 641, 646, 651])
+def test_no_class_or_sample_is_lost_to_rounding(tenths):
+    """1000 * 32.3 / 100 is below 323 in floats."""
+    labels = np.arange(1000)
+    assert len(SiBlurryStream(labels, 5, n=tenths / 10, m=0).disjoint_classes) == tenths
+    stream = SiBlurryStream(np.zeros(1000, dtype=int), 2, n=0, m=tenths / 10)  # one class, whose home is the last task
+    assert len(stream.tasks[0]) == (tenths + 1) // 2
+
+
+@given(st.integers(0, 10**8), st.integers(0, 100_000))
+def test_shares_are_those_of_exact_percentages(total, thousandths):
+    assert _share(total, thousandths / 1000) == total * Fraction(thousandths, 1000) // 100
+    assert _share(total, thousandths // 1000) == total * (thousandths // 1000) // 100
+
+
 def test_random_cuts_make_unequal_tasks():
     labels = np.repeat(np.arange(50), 20)
     sizes = [len(task) for task in SiBlurryStream(labels, 5, random_cuts=True, seed=1).tasks]
@@ -130,7 +148,14 @@ def test_draws_are_fair():
         ({"labels": []}, ValueError, "labels"),
         ({"labels": [[1, 2]]}, ValueError, "labels"),
         ({"labels": [0.5, 1.0]}, TypeError, "labels"),
-        ({"num_tasks": 0}, ValueError, "num_tasks"),
+        ({"num_tasks": 0}, ValueError, "num_tasks must be a whole number of at least 1, got 0"),
+        ({"num_tasks": 2.0}, ValueError, r"num_tasks must be .*, got 2\.0"),
+        ({"num_tasks": "2"}, ValueError, "num_tasks must be .*, got '2'"),
+        ({"num_tasks": True}, ValueError, "num_tasks must be .*, got True"),
+        ({"n": "5"}, ValueError, "n must be a percentage from 0 to 100, got '5'"),
+        ({"n": True}, ValueError, "n must be .*, got True"),
+        ({"m": None}, ValueError, "m must be .*, got None"),
+        ({"random_cuts": "false"}, TypeError, "random_cuts must be True or False, got 'false'"),
         ({"n": 101}, ValueError, "n must"),
         ({"m": -1}, ValueError, "m must"),
         ({"m": float("nan")}, ValueError, "m must"),
@@ -143,9 +168,10 @@ def test_bad_arguments_are_named(change, error, words):
         SiBlurryStream(**{"labels": [0, 1], "num_tasks": 2} | change)
 
 
-def test_a_batch_has_at_least_one_sample():
-    with pytest.raises(ValueError, match="batch_size"):
-        next(SiBlurryStream([0, 1], 1).batches(0))
+@pytest.mark.parametrize("size", [0, 1.5, True])
+def test_a_batch_has_a_whole_number_of_samples(size):
+    with pytest.raises(ValueError, match=f"batch_size must be a whole number of at least 1, got {size}"):
+        next(SiBlurryStream([0, 1], 1).batches(size))
 
 
 @given(labels_strategy, st.integers(1, 9), st.booleans(), st.integers(0, 99))
@@ -187,8 +213,10 @@ def test_joint_streams_show_all_in_each_pass():
         (lambda: DomainIncrementalStream([]), ValueError, "domains must be"),
         (lambda: DomainIncrementalStream([0.5]), TypeError, "domains must be whole"),
         (lambda: DomainIncrementalStream([0], seed=-1), ValueError, "seed"),
-        (lambda: JointStream(0), ValueError, "size and passes"),
-        (lambda: JointStream(3, passes=0), ValueError, "size and passes"),
+        (lambda: JointStream(0), ValueError, "size must be .*, got 0"),
+        (lambda: JointStream(2.5), ValueError, r"size must be a whole number .*, got 2\.5"),
+        (lambda: JointStream(3, passes=0), ValueError, "passes must be .*, got 0"),
+        (lambda: JointStream(3, passes=True), ValueError, "passes must be .*, got True"),
     ],
 )
 def test_bad_arguments_of_the_other_streams_are_named(make, error, words):

@@ -229,6 +229,47 @@ def test_says_what_is_missing():
         FlyPrompt(backbones.make(), C, E, expansion=8)
 
 
+def test_refuses_what_the_backbone_does_not_take():
+    model = model_of()
+    model.start_expert(0)
+    for run in (model, model.observe, model.route, model.predict):
+        for x, kind in ((None, "NoneType"), ([backbones.images()], "list")):
+            with pytest.raises(TypeError, match=f"^x must be a tensor or a mapping of arguments by name, got {kind}$"):
+                run(x)
+        with pytest.raises(ValueError, match=r"^x must have an argument of the backbone, got an empty mapping$"):
+            run({})
+    with pytest.raises(TypeError, match="num_classes must be an int, got bool"):
+        FlyPrompt(backbones.make(), True, E, **OPTIONS)
+
+
+def test_a_module_around_the_model_may_take_anything():
+    class Stacking(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.model = backbones.make()
+
+        def forward(self, images):
+            return self.model(torch.stack(images)).last_hidden_state[:, 0]
+
+    model = FlyPrompt(Stacking(), C, E, **OPTIONS)
+    model.start_expert(0)
+    assert model(list(backbones.images())).shape == (3, C)
+
+
+def test_prompts_that_are_not_attached_are_refused():
+    model = model_of()
+    x = learn(model, 0)
+    logits, p = model(x), model.predict(x)
+    model.handle.remove()
+    for run in (model, model.predict):
+        with pytest.raises(RuntimeError, match=r"must be attached to the pool, got one set free: call pool\.attach"):
+            run(x)
+    model.observe(x)  # without prompts
+    model.handle = model.pool.attach(model.backbone)
+    assert torch.equal(model(x), logits)
+    torch.testing.assert_close(model.predict(x), p)
+
+
 def test_bfloat16_autocast():
     model = model_of()
     x = learn(model, 0)

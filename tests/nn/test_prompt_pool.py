@@ -208,7 +208,7 @@ def test_refuses_to_start_an_expert_twice_and_ids_for_other_rows():
     with pytest.raises(ValueError, match="expert must be one that was not started before, got 1"):
         pool.start_expert(1)
     assert all(map(torch.equal, values(pool), before))
-    with pytest.raises(ValueError, match="one id for each of 3 rows, got 2"), pool.use(torch.tensor([0, 1])):
+    with pytest.raises(ValueError, match="one for each of 3 rows, got 2"), pool.use(torch.tensor([0, 1])):
         output(model)
 
 
