@@ -163,7 +163,7 @@ def memory(data: str, name: str) -> int:
 def peak(data: str, name: str) -> int:
     from sklearn.model_selection import train_test_split
 
-    from flyk.bench._memory import RESET, _status
+    from flyk._machine import forget_peak_memory, resident
 
     X, y = DATA[data]()
     train, test, y_train, _ = train_test_split(X, y, test_size=0.3, random_state=0, stratify=y)
@@ -172,10 +172,10 @@ def peak(data: str, name: str) -> int:
         test[:1]
     )  # what is loaded or kept at a first call is not the model's
     gc.collect()
-    RESET.write_text("5")
-    before = _status("VmRSS")
+    forget_peak_memory()
+    before = resident("VmRSS")
     make().fit(train, y_train).predict(test[:1])
-    return max(0, _status("VmHWM") - before)
+    return max(0, resident("VmHWM") - before)
 
 
 def keep(found: dict[str, Any]) -> Path:

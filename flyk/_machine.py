@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime
 import importlib
 import os
 import platform
 import sys
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import torch
+
+STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def machine() -> dict[str, Any]:
@@ -58,10 +60,16 @@ def versions() -> dict[str, str]:
     return found
 
 
+def resident(field: str) -> int:
+    """Bytes of this process's resident memory on Linux: "VmRSS", what is there now, or "VmHWM", the peak."""
+    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
+    return 1024 * int(line.split()[1])
+
+
 def forget_peak_memory() -> None:
     """Lets the peak begin anew at what is resident now, where the system can do that (Linux)."""
-    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
+    if RESET.exists():
+        RESET.write_text("5")
 
 
 def peak_memory_mib() -> float | None:
@@ -69,10 +77,8 @@ def peak_memory_mib() -> float | None:
 
     None where the system does not tell.
     """
-    with contextlib.suppress(OSError), open("/proc/self/status") as status:
-        for line in status:
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) / 1024
+    if RESET.exists():
+        return resident("VmHWM") / 2**20
     try:
         import resource
     except ModuleNotFoundError:  # Windows

@@ -14,13 +14,13 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flyk._machine import RESET, forget_peak_memory, resident
 from flyk.bench import cases
 from flyk.bench._case import Case
 from flyk.bench._measure import RIVALS, bind, fresh, gradients, rivals_of
@@ -28,7 +28,6 @@ from flyk.bench.fly_lora import published as published_fly_lora
 from flyk.nn import FlyLoRALinear
 from flyk.ops.project import dense
 
-STATUS, RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 # glibc maps each block of 64 KiB or more on its own and unmaps it when freed; MKL keeps no buffers.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0", "MKL_DISABLE_FAST_MM": "1"}
 SEQUENCE, WIDTHS, RANK, WINNERS = 2048, (768, 2048, 4096), 32, 8  # of the table of what is kept
@@ -76,17 +75,12 @@ def peak(call: Callable[[], Any]) -> int:
     """Bytes that a call takes at its peak beyond what was there, its result among them; after one call to warm up."""
     call()
     gc.collect()
-    RESET.write_text("5")  # the peak is now what is resident
-    before = _status("VmRSS")
+    forget_peak_memory()
+    before = resident("VmRSS")
     result = call()
-    found = _status("VmHWM") - before
+    found = resident("VmHWM") - before
     del result
     return max(0, found)
-
-
-def _status(field: str) -> int:
-    line = next(line for line in STATUS.read_text().splitlines() if line.startswith(field))
-    return 1024 * int(line.split()[1])
 
 
 class _Held:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from made_material import OPTIONS, blobs, pictures
 
-from flyk._machine import peak_memory_mib
+from flyk._machine import RESET, peak_memory_mib
 from flyk.continual import run as runner
 from flyk.continual.config import make_config
 from flyk.continual.methods import METHODS, make_method
@@ -113,7 +113,6 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from flyk._machine import peak_memory_mib
 from flyk.continual import run as runner
 from test_run import blobs, config
 batches = 0
@@ -242,7 +241,7 @@ def test_one_expert_has_no_routes_to_measure(features, tmp_path):
 
 def test_a_run_has_its_own_peak_of_memory(features, tmp_path):
     """Not that of what the process did before."""
-    if not Path("/proc/self/clear_refs").exists():
+    if not RESET.exists():
         pytest.skip("the system can't forget a peak of memory")
     large = torch.ones(300 << 18)  # 300 MiB
     before = peak_memory_mib()
