@@ -13,7 +13,7 @@ from flyk._triangle import pack, rows, size, unpack_
 from flyk.nn import _check, _solve
 from flyk.nn._choose_ridge import choose
 from flyk.nn._keep_dtype import keep_dtype
-from flyk.nn._resolve import resolve
+from flyk.nn._resolve import resolve, worth
 from flyk.nn._router import Router
 from flyk.ops import _check as _ops_check
 from flyk.ops import expand_gram_
@@ -57,7 +57,8 @@ class REAR(Router):
         flush_rows: rows buffered.
         keep_factor: keep the Cholesky factor of the last solution, which takes as much memory as G. After a few more
             rows the next solution then takes a few conjugate gradient iterations, each a pass over G and the factor,
-            in place of M³ / 3 operations; where they do not suffice the factor is made anew.
+            in place of M³ / 3 operations; where they do not suffice the factor is made anew. Below M = 15 (T + 110) a
+            new factor is faster, and none is kept.
 
     Attributes:
         G: (M, M), of which the lower triangle is meant; Q: (M, T); call `flush` before reading either.
@@ -132,7 +133,7 @@ class REAR(Router):
             self._factor = None  # its memory goes before the new one comes
         U, factor = _solve.solve(self.G, self.Q, self.ridge, warn=not self._warned)
         self._warned |= factor is None
-        self._factor = factor if self.keep_factor else None
+        self._factor = factor if self.keep_factor and worth(self.expansion, self.num_experts) else None
         return U
 
     @torch.no_grad()

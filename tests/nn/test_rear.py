@@ -324,6 +324,7 @@ def test_autocast_changes_nothing():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_kept_factor_gives_the_full_solution_after_more_rows(monkeypatch, dtype):
+    monkeypatch.setattr("flyk.nn.rear.worth", lambda *_: True)
     h, labels = stream(400)
     kept = router(keep_factor=True, dtype=dtype, ridge=5.0)
     kept.update(h[:390], labels[:390] % 3)  # one expert is still unseen
@@ -338,7 +339,17 @@ def test_a_kept_factor_gives_the_full_solution_after_more_rows(monkeypatch, dtyp
     torch.testing.assert_close(kept.solve().double(), wanted, rtol=rtol, atol=atol)
 
 
+def test_no_factor_is_kept_where_a_new_one_is_faster():
+    h, labels = stream(20)
+    for expansion, kept in ((1694, False), (1695, True)):  # 15 (3 + 110)
+        small = REAR(h.shape[1], 3, expansion, keep_factor=True)
+        small.update(h, labels % 3)
+        small.solve()
+        assert (small._factor is not None) is kept
+
+
 def test_a_factor_that_no_longer_serves_is_made_anew(monkeypatch):
+    monkeypatch.setattr("flyk.nn.rear.worth", lambda *_: True)
     h, labels = stream(400)
     kept, made = router(keep_factor=True, ridge=1e-6), []
     monkeypatch.setattr(_solve, "factor", lambda *a: made.append(1) or factor(*a))
