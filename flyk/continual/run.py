@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import time
@@ -105,7 +106,8 @@ def run(
     if (folder / "result.json").exists():
         return _read(folder / "result.json", RESULT)
     started, begin = time.time(), time.perf_counter()
-    forget_peak_memory()
+    with contextlib.suppress(OSError):  # a system may keep /proc from being written
+        forget_peak_memory()
     material = material or load_material(config, progress)
     loaded = time.perf_counter()
     stream = make_stream(config, material)
@@ -119,7 +121,23 @@ def run(
             analysis = analyse(method, material, np.array(record.counts), TEST_ROWS)
         finally:
             method.close()
-    result = {
+    result = _result(config, material, stream, method, record) | {
+        "analysis": analysis,
+        "seconds": record.seconds | {"features": loaded - begin},
+        "peak_memory_mib": peak_memory_mib(),
+    }
+    result = finite(result)
+    _write(folder / "result.json", json.dumps(result, allow_nan=False) + "\n")
+    (folder / "checkpoint.pt").unlink(missing_ok=True)
+    for half in folder.glob(".checkpoint-*.pt"):  # left by a process that was killed
+        if half.stat().st_mtime < started:
+            half.unlink()
+    return result
+
+
+def _result(config: Config, material: Material, stream: Stream, method: Method, record: Record) -> dict[str, Any]:
+    """What was run and what came of it."""
+    return {
         "config": asdict(config),
         "machine": machine(),
         "versions": versions(),
@@ -135,18 +153,8 @@ def run(
         "measures": record.measures(),
         "tests": record.tests,
         "counts": record.counts,
-        "analysis": analysis,
         "numbers": method.numbers(),
-        "seconds": record.seconds | {"features": loaded - begin},
-        "peak_memory_mib": peak_memory_mib(),
     }
-    result = finite(result)
-    _write(folder / "result.json", json.dumps(result, allow_nan=False) + "\n")
-    (folder / "checkpoint.pt").unlink(missing_ok=True)
-    for half in folder.glob(".checkpoint-*.pt"):  # left by a process that was killed
-        if half.stat().st_mtime < started:
-            half.unlink()
-    return result
 
 
 def checksum(material: Material) -> str:
