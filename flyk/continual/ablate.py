@@ -13,6 +13,7 @@ from flyk.continual.batch import Batch
 from flyk.continual.compare import cell, spread
 from flyk.continual.config import Config, load_config, make_config
 from flyk.continual.material import Material, load_material
+from flyk.continual.methods import has_prompts
 from flyk.continual.methods.base import Prediction, Setting
 from flyk.continual.methods.flyprompt import FlyPrompt
 from flyk.continual.routers import ROUTERS, Router, make_router, ridge_router, solution
@@ -153,7 +154,7 @@ def ablate(
 
 def variants(base: Config) -> list[str]:
     """Of TRAINED, those that a config can be varied by."""
-    prompted = base.options.get("prompt_length") != 0
+    prompted = has_prompts(base.method, base.options)
     return [name for name in TRAINED if prompted or name not in OF_PROMPTS]
 
 

@@ -33,11 +33,11 @@ def analyse(method: Method, material: Material, counts: NDArray[np.int64], rows:
     part, home = material.test, metrics.home_experts(counts)
     seen = torch.from_numpy(counts.any(axis=0))
     known = torch.from_numpy(np.flatnonzero(seen.numpy()[part.labels.numpy()]))
-    routes = [method.predict(Batch(part, chunk), seen).routes for chunk in known.split(rows)]
-    if any(one is None for one in routes):
+    told = [method.predict(Batch(part, chunk), seen).routes for chunk in known.split(rows)]
+    routes = [one for one in told if one is not None]
+    if not routes:
         return {}
-    target = part.labels[known].numpy()
-    routed = torch.cat([one for one in routes if one is not None]).numpy()
+    target, routed = part.labels[known].numpy(), torch.cat(routes).numpy()
     out: dict[str, Any] = {"confusion": confusion(routed, home[target], len(counts)).tolist()}
     alike = known[torch.linspace(0, len(known) - 1, min(CKA_ROWS, len(known))).long()]
     if len(alike) >= LEAST_ROWS:

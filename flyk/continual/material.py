@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from flyk.continual.batch import Part
 from flyk.continual.cache import cached
 from flyk.continual.config import Config
 from flyk.continual.data import FeatureSet, check_parts, features_from_file, split
-from flyk.continual.files import cache_folder, read_arrays
+from flyk.continual.files import cache_folder
 from flyk.continual.images import ImageSet, load_images
 from flyk.continual.promptable import PromptableViT
 from flyk.continual.streams import Draws
@@ -50,6 +51,15 @@ class Material:
     test: Part
     domains: Indices | None = None
     backbone: Any = None
+
+    @cached_property
+    def checksum(self) -> str:
+        """SHA-256 of the samples' labels and features, in order."""
+        digest = hashlib.sha256()
+        for part in (self.train, self.test):
+            for values in (part.labels, part.features):
+                digest.update(values.numpy().tobytes())
+        return digest.hexdigest()
 
 
 def load_material(config: Config, progress: bool = False) -> Material:
@@ -103,12 +113,10 @@ def _read(data: str, config: Config) -> FeatureSet | TextSet | ImageSet:
 def _image_backbone(config: Config) -> Any:
     if config.backbone == "efficientnet":
         return EfficientNetLite0(config.resolution)
-    repair, identity = None, "vit-s"
-    if config.repair is not None:
-        repair = Path(_filled("repair", config.repair))
-        read_arrays(repair, "repair")  # refuses what can't be read, by the setting's name
-        identity = f"vit-s {hashlib.sha256(repair.read_bytes()).hexdigest()}"
-    return PromptableViT(vit_s(repair), "ViT-S/14", config.resolution, identity)
+    repair = None if config.repair is None else Path(_filled("repair", config.repair))
+    model = vit_s(repair)  # refuses a file that can't be read
+    identity = "vit-s" if repair is None else f"vit-s {hashlib.sha256(repair.read_bytes()).hexdigest()}"
+    return PromptableViT(model, "ViT-S/14", config.resolution, identity)
 
 
 def _of_features(data: FeatureSet, config: Config) -> Material:

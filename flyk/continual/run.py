@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -147,7 +146,7 @@ def _result(config: Config, material: Material, stream: Stream, method: Method, 
             "features": material.train.features.shape[2],
             "train": len(material.train.labels),
             "test": len(material.test.labels),
-            "checksum": checksum(material),
+            "checksum": material.checksum,
             "task_samples": [len(task) for task in stream.tasks],
         },
         "measures": record.measures(),
@@ -155,15 +154,6 @@ def _result(config: Config, material: Material, stream: Stream, method: Method, 
         "counts": record.counts,
         "numbers": method.numbers(),
     }
-
-
-def checksum(material: Material) -> str:
-    """SHA-256 of the samples' labels and features, in order."""
-    digest = hashlib.sha256()
-    for part in (material.train, material.test):
-        for values in (part.labels, part.features):
-            digest.update(values.numpy().tobytes())
-    return digest.hexdigest()
 
 
 def make_stream(config: Config, material: Material) -> Stream:
@@ -198,8 +188,8 @@ def make_setting(config: Config, material: Material, stream: Stream) -> Setting:
 
 def _play(config: Config, stream: Stream, material: Material, method: Method, folder: Path, progress: bool) -> Record:
     """Shows the batches that are left, tests when it is time, and saves after each test."""
-    draws, data = torch.Generator().manual_seed(config.seed), checksum(material)
-    record, first = _resume(folder, data, method, draws)
+    draws = torch.Generator().manual_seed(config.seed)
+    record, first = _resume(folder, material.checksum, method, draws)
     batches = list(_steps(stream, config))
     for step in tqdm(
         range(first, len(batches)), config.method, len(batches), initial=first, disable=None if progress else True
@@ -218,7 +208,7 @@ def _play(config: Config, stream: Stream, material: Material, method: Method, fo
             last = step + 1 == len(batches)
             record.tests.append(why | evaluate(method, material, np.array(record.counts), last))
             record.seconds["testing"] += time.perf_counter() - start
-            _save(folder, step + 1, record, data, method, draws)
+            _save(folder, step + 1, record, material.checksum, method, draws)
     return record
 
 

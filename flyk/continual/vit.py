@@ -92,7 +92,7 @@ def _sizes(state: dict[str, Tensor]) -> dict[str, int]:
 
 def _add_updates(state: dict[str, Tensor], path: Path) -> None:
     """Adds B A to each weight that the file names, once all of them fit."""
-    arrays = {name: torch.from_numpy(array) for name, array in read_arrays(path).items()}
+    arrays = {name: torch.from_numpy(array) for name, array in read_arrays(path, "repair").items()}
     updates: dict[str, Tensor] = {}
     for name in sorted({name.rpartition(".")[0] for name in arrays}):
         A, B = (arrays.get(f"{name}.lora_{part}") for part in "AB")
